@@ -1,0 +1,43 @@
+# Everything runs in .venv, which is made when first needed and again when the requirements change.
+
+# The first Python that is new enough and can make a virtual environment. 3.11 comes first: constraints.txt was tried on it.
+PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13 python3.14 python3.15; do \
+	$$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; \
+	done)
+BIN := .venv/bin
+READY := .venv/ready
+INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
+
+.PHONY: demo test check bench wheel clean
+
+demo: $(READY)
+	$(BIN)/torch-tpu demo --output demo-output
+
+# One test file stays in one process, so a file may rely on the order of its own tests and on its own caches.
+test: $(READY)
+	$(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(INSTALL) -e '.[bench]'
+	$(BIN)/python benchmarks/run.py
+
+wheel: $(READY)
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf .venv dist demo-output .mypy_cache .pytest_cache .ruff_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch must come with the constraints: without them pip may choose another build of it, gigabytes larger.
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "torch-tpu needs Python 3.11 or newer with the venv module, and found none."; \
+		echo "Install one (on Debian or Ubuntu: python3 python3-venv), or name it: make test PYTHON=path/to/python3.11"; \
+		exit 1; }
+	@echo "Setting up .venv with $(PYTHON): a few minutes the first time."
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(INSTALL) -e '.[demo,test]'
+	@touch $@

@@ -1,0 +1,188 @@
+"""The command `torch-tpu`: finds out whether the device works here, and shows what it can do.
+
+What takes long to import or may be missing is imported by the command that needs it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform as python_platform
+import re
+import subprocess
+import sys
+import warnings
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from torch_tpu.runtime import platform
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+PACKAGES = ("torch", "jaxlib", "ml_dtypes", "libtpu")
+PROBE_TIMEOUT_SECONDS = 120
+# Run by `doctor` in a process of its own: a chip that another process holds makes libtpu wait or abort.
+PROBE = """
+import json, torch, torch_tpu
+x = torch.arange(6, dtype=torch.float32).reshape(2, 3).to("tpu")
+y = (x @ x.T + 1).cpu()
+assert torch.equal(y, torch.tensor([[6.0, 15.0], [15.0, 51.0]])), f"wrong result: {y}"
+properties = torch.tpu.get_device_properties(0)
+print(json.dumps([torch.tpu.device_count(), properties.name, properties.total_memory]))
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor's report.
+
+    Attributes:
+        subject: What was looked at.
+        found: What was found.
+        usable: False when the device can't work because of it.
+        advice: What the user can do about it; empty when nothing needs doing.
+    """
+
+    subject: str
+    found: str
+    usable: bool = True
+    advice: str = ""
+
+    @property
+    def mark(self) -> str:
+        if not self.usable:
+            return "[red]✗[/]"
+        return "[yellow]![/]" if self.advice else "[green]✓[/]"
+
+
+@app.callback()
+def main() -> None:
+    """A PyTorch backend for TPUs and everything else that speaks PJRT."""
+
+
+@app.command()
+def doctor() -> None:
+    """Tells whether the device works here.
+
+    Lists what was found and what to do about what is missing. Exits with 0 when the device is usable and
+    with 1 when it is not.
+    """
+    findings = [_python(), *(_package(name) for name in PACKAGES), _autoload(), *_platform()]
+    if all(finding.usable for finding in findings):
+        findings.append(_device())
+    usable = all(finding.usable for finding in findings)
+
+    console = Console()
+    table = Table("", "what", "found", box=None, pad_edge=False)
+    for finding in findings:
+        table.add_row(finding.mark, finding.subject, escape(finding.found))
+    console.print(table)
+    for finding in findings:
+        if finding.advice:
+            console.print(f"{finding.mark} {finding.subject}: {escape(finding.advice)}")
+    console.print("[green]The device works.[/]" if usable else "[red]The device is not usable.[/]")
+    raise typer.Exit(0 if usable else 1)
+
+
+@app.command()
+def demo(
+    quick: Annotated[bool, typer.Option("--quick", help="A shorter run, for a first look.")] = False,
+    output: Annotated[Path, typer.Option(help="The folder for results.")] = Path("demo-output"),
+) -> None:
+    """Runs real models on the device."""
+    try:
+        from torch_tpu.demo import main as run_demo
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("torch_tpu"):
+            raise
+        typer.echo(f"The demo needs {error.name}. Run `pip install 'torch-tpu[demo]'`.", err=True)
+        raise typer.Exit(1) from None
+    raise typer.Exit(run_demo(quick=quick, output=output))
+
+
+def _python() -> Finding:
+    return Finding("Python", f"{python_platform.python_version()} ({sys.executable})")
+
+
+def _package(name: str) -> Finding:
+    oldest = _required_versions().get(name)
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        if name == "libtpu":
+            return Finding(name, "not installed: only needed on TPUs and to compile for them")
+        return Finding(name, "not installed", usable=False, advice="run `pip install torch-tpu`.")
+    if oldest and _numbers(version) < _numbers(oldest):
+        return Finding(name, version, usable=False, advice=f"run `pip install '{name}>={oldest}'`.")
+    return Finding(name, version)
+
+
+def _required_versions() -> dict[str, str]:
+    """The oldest version of each package that torch-tpu's own metadata accepts."""
+    try:
+        requirements = metadata.requires("torch-tpu") or []
+    except metadata.PackageNotFoundError:
+        return {}
+    found = (re.match(r"([\w-]+)>=([\d.]+)$", requirement) for requirement in requirements)
+    return {match[1].replace("-", "_"): match[2] for match in found if match}
+
+
+def _numbers(version: str) -> list[int]:
+    """The release numbers of a version: [2, 13, 0] for "2.13.0+cpu"."""
+    release = re.match(r"\d+(\.\d+)*", version)
+    return [int(number) for number in release[0].split(".")] if release else []
+
+
+def _autoload() -> Finding:
+    advice = 'a program must `import torch_tpu` before it uses the device "tpu"'
+    if not metadata.entry_points(group="torch.backends", name="torch_tpu"):
+        return Finding("autoload", "not registered", advice=f"run `pip install torch-tpu`; until then {advice}.")
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
+        return Finding("autoload", "off: TORCH_DEVICE_BACKEND_AUTOLOAD=0", advice=f"{advice}.")
+    return Finding("autoload", "`import torch` registers the device")
+
+
+def _platform() -> list[Finding]:
+    chips = platform.find_chips()
+    kinds = sorted({chip.generation.name for chip in chips})
+    chips_found = Finding("TPU chips", f"{len(chips)} × {', '.join(kinds)}" if chips else "none")
+    try:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            chosen = platform.choose()
+    except platform.PlatformError as error:
+        return [chips_found, Finding("platform", "none", usable=False, advice=str(error))]
+    name = f"{chosen.name} ({chosen.plugin_path or 'XLA:CPU in jaxlib'})"
+    advice = " ".join(str(warning.message) for warning in warned)
+    findings = [chips_found, Finding("platform", f"{name}: {chosen.reason}", advice=advice)]
+    if chosen.stand_in:
+        runs_on = "XLA:CPU" if chosen.name == "cpu" else f"the plugin {chosen.name}"
+        findings.append(Finding("stand-in", f"{runs_on} stands in for a {chosen.stand_in.name}"))
+    return findings
+
+
+def _device() -> Finding:
+    """Computes something small on the device, in a process of its own, and checks the numbers."""
+    try:
+        probe = subprocess.run(
+            [sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_TIMEOUT_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return Finding(
+            "device",
+            f"no answer within {PROBE_TIMEOUT_SECONDS} s",
+            usable=False,
+            advice="see whether another process holds the TPU; a TPU serves one process at a time.",
+        )
+    if probe.returncode != 0:
+        last_words = (probe.stderr.strip() or f"exit code {probe.returncode}").splitlines()[-1]
+        return Finding("device", "does not work", usable=False, advice=last_words)
+    count, name, memory = json.loads(probe.stdout.splitlines()[-1])
+    return Finding("device", f"{count} × {name}, {memory / platform.GIB:.1f} GiB; computed 2×3 @ 3×2 correctly")

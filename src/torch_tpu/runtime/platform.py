@@ -1,0 +1,188 @@
+"""Which PJRT platform this process runs on, and which TPU generation it shows to programs that ask.
+
+Decided from the environment and the PCI bus alone, before jaxlib or libtpu are loaded.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+GOOGLE_VENDOR_ID = 0x1AE0
+GIB = 2**30
+
+
+class PlatformError(RuntimeError):
+    """The environment asks for a platform that can't be had."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One generation of TPU.
+
+    Attributes:
+        name: The canonical name, which torchtitan, helion and vLLM recognise.
+        device_kinds: PJRT's own names for the same chip, in any version of libtpu.
+        pci_device_id: The chip's device id on the PCI bus, under Google's vendor id.
+        hbm_bytes_per_chip: High-bandwidth memory of one chip.
+        devices_per_chip: How many PJRT devices one chip shows; they share its memory evenly.
+    """
+
+    name: str
+    device_kinds: tuple[str, ...]
+    pci_device_id: int
+    hbm_bytes_per_chip: int
+    devices_per_chip: int = 1
+
+    @property
+    def hbm_bytes_per_device(self) -> int:
+        return self.hbm_bytes_per_chip // self.devices_per_chip
+
+
+GENERATIONS = (
+    Generation("TPU v4", (), 0x005E, 32 * GIB),
+    Generation("TPU v5e", ("TPU v5 lite",), 0x0063, 16 * GIB),
+    Generation("TPU v5p", ("TPU v5",), 0x0062, 95 * GIB),
+    Generation("TPU v6e", ("TPU v6 lite",), 0x006F, 32 * GIB),
+    Generation("TPU v7", ("TPU7x", "TPU v7x"), 0x0076, 192 * GIB, devices_per_chip=2),
+)
+_BY_NAME = {name: generation for generation in GENERATIONS for name in (generation.name, *generation.device_kinds)}
+_BY_PCI_ID = {generation.pci_device_id: generation for generation in GENERATIONS}
+DEFAULT_STAND_IN = "TPU v5e"
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A TPU chip of this machine: its address on the PCI bus and what it is."""
+
+    pci_address: str
+    generation: Generation
+
+
+@dataclass(frozen=True)
+class Platform:
+    """The chosen platform.
+
+    Attributes:
+        name: What PJRT calls it: "cpu", "tpu", or the name of another plugin.
+        plugin_path: The plugin's shared library; None for XLA:CPU, which is part of jaxlib.
+        stand_in: The generation that a platform other than "tpu" passes for; None on a TPU.
+        chips: The TPU chips found on the PCI bus, used or not.
+        reason: Why this platform was chosen, in words for the user.
+    """
+
+    name: str
+    plugin_path: Path | None
+    stand_in: Generation | None
+    chips: tuple[Chip, ...]
+    reason: str
+
+    def generation(self, device_kind: str) -> Generation:
+        """The TPU generation of a device that PJRT calls `device_kind`: the real one on a TPU, else the stand-in."""
+        return self.stand_in or generation_named(device_kind)
+
+
+def generation_named(name: str) -> Generation:
+    """The generation with this canonical name or PJRT device kind."""
+    try:
+        return _BY_NAME[name]
+    except KeyError:
+        known = ", ".join(generation.name for generation in GENERATIONS)
+        raise PlatformError(f"{name!r} is not a TPU generation that torch_tpu knows. Known are: {known}.") from None
+
+
+def find_chips(pci_devices: Path = PCI_DEVICES) -> tuple[Chip, ...]:
+    """The TPU chips on this machine's PCI bus, in order of address; none where there is no such bus."""
+    chips = []
+    for device in sorted(pci_devices.glob("*")):
+        try:
+            vendor = int((device / "vendor").read_text(), 16)
+            device_id = int((device / "device").read_text(), 16)
+        except (OSError, ValueError):
+            continue
+        if vendor == GOOGLE_VENDOR_ID and device_id in _BY_PCI_ID:
+            chips.append(Chip(device.name, _BY_PCI_ID[device_id]))
+    return tuple(chips)
+
+
+def find_libtpu(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Where libtpu's library is: `TPU_LIBRARY_PATH`, else inside the installed `libtpu` package, else nowhere.
+
+    The package is looked up without being imported: importing it sets TPU_LIBRARY_PATH for the whole process.
+    """
+    named = environ.get("TPU_LIBRARY_PATH")
+    if named:
+        return _existing_file(named, "TPU_LIBRARY_PATH")
+    spec = importlib.util.find_spec("libtpu")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        library = Path(folder) / "libtpu.so"
+        if library.is_file():
+            return library
+    return None
+
+
+def choose(environ: Mapping[str, str] = os.environ, pci_devices: Path = PCI_DEVICES) -> Platform:
+    """The platform that `TORCH_TPU_PLATFORM` names.
+
+    Its values are "auto" (the default: "tpu" where there are TPU chips and libtpu, else "cpu"), "cpu", "tpu",
+    or another PJRT plugin as "NAME:PATH".
+
+    Raises:
+        PlatformError: When the value means nothing, or what it names is not on this machine.
+    """
+    chips = find_chips(pci_devices)
+    wanted = environ.get("TORCH_TPU_PLATFORM", "").strip() or "auto"
+    if wanted == "auto":
+        return _automatic(environ, chips)
+    if wanted == "cpu":
+        return Platform("cpu", None, _stand_in(environ), chips, "TORCH_TPU_PLATFORM=cpu")
+    if wanted == "tpu":
+        library = find_libtpu(environ)
+        if library is None:
+            raise PlatformError(
+                "TORCH_TPU_PLATFORM=tpu, but libtpu is not installed. Run `pip install 'torch-tpu[tpu]'`, "
+                "or set TPU_LIBRARY_PATH to a libtpu.so."
+            )
+        return Platform("tpu", library, None, chips, "TORCH_TPU_PLATFORM=tpu")
+    name, _, path = wanted.partition(":")
+    if not name.isidentifier() or name == "cpu" or not path:
+        raise PlatformError(
+            f"TORCH_TPU_PLATFORM={wanted!r} is not a platform. Use auto, cpu, tpu, "
+            "or another PJRT plugin as NAME:PATH, such as cuda:/opt/pjrt/cuda_plugin.so."
+        )
+    library = _existing_file(path, "TORCH_TPU_PLATFORM")
+    stand_in = None if name == "tpu" else _stand_in(environ)
+    return Platform(name, library, stand_in, chips, f"TORCH_TPU_PLATFORM={wanted}")
+
+
+def _automatic(environ: Mapping[str, str], chips: tuple[Chip, ...]) -> Platform:
+    if not chips:
+        return Platform("cpu", None, _stand_in(environ), chips, "no TPU chips on the PCI bus")
+    library = find_libtpu(environ)
+    if library is None:
+        reason = f"{len(chips)} TPU chips on the PCI bus, but libtpu is not installed"
+        # Without a word the program would run correctly, and far slower than its owner expects.
+        warnings.warn(f"{reason}: running on XLA:CPU. Run `pip install 'torch-tpu[tpu]'`.", stacklevel=3)
+        return Platform("cpu", None, _stand_in(environ), chips, reason)
+    return Platform("tpu", library, None, chips, f"{len(chips)} TPU chips on the PCI bus, and libtpu is installed")
+
+
+def _stand_in(environ: Mapping[str, str]) -> Generation:
+    """The generation a platform that is no TPU passes for: libraries refuse device names that are not a TPU's."""
+    name = environ.get("TORCH_TPU_DEVICE_NAME") or DEFAULT_STAND_IN
+    try:
+        return generation_named(name)
+    except PlatformError as error:
+        raise PlatformError(f"TORCH_TPU_DEVICE_NAME: {error}") from None
+
+
+def _existing_file(path: str, variable: str) -> Path:
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise PlatformError(f"{variable} names {path!r}, which is not a file. Correct the path or unset {variable}.")
+    return file

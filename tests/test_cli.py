@@ -1,0 +1,182 @@
+"""The command `torch-tpu`: what doctor reports and returns, and how demo is started."""
+
+import json
+import subprocess
+import sys
+import types
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from torch_tpu import cli
+from torch_tpu.runtime import platform
+
+runner = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def known_environment(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TORCH_TPU_PLATFORM", "cpu")
+    monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD", raising=False)
+    monkeypatch.delenv("TORCH_TPU_DEVICE_NAME", raising=False)
+
+
+@pytest.fixture
+def probe(monkeypatch):
+    """Replaces the process in which doctor tries the device: the test sets what comes of it."""
+    answer = subprocess.CompletedProcess([], 0, json.dumps([1, "TPU v5e", 8 * platform.GIB]), "")
+
+    def run(*args, **kwargs):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def set_answer(new):
+        nonlocal answer
+        answer = new
+
+    monkeypatch.setattr(cli.subprocess, "run", run)
+    return set_answer
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """The versions that doctor sees; a package that is not in here is not installed."""
+    versions = {"torch": "2.13.0+cpu", "jaxlib": "0.10.2", "ml_dtypes": "0.6.0", "libtpu": "0.0.52"}
+
+    def version(name):
+        if name not in versions:
+            raise metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(cli.metadata, "version", version)
+    monkeypatch.setattr(cli.metadata, "requires", lambda name: ["torch>=2.13", "jaxlib>=0.10.2", "ml-dtypes", "rich"])
+    return versions
+
+
+def row(output, subject):
+    """The table's line about `subject`, with its mark and single spaces."""
+    lines = (" ".join(text.split()) for text in output.splitlines())
+    return next(text for text in lines if text[2:].startswith(f"{subject} "))
+
+
+def test_doctor_on_a_healthy_machine(probe, installed):
+    result = runner.invoke(cli.app, ["doctor"])
+    assert result.exit_code == 0, result.output
+    assert row(result.output, "torch") == "✓ torch 2.13.0+cpu"
+    assert row(result.output, "jaxlib") == "✓ jaxlib 0.10.2"
+    assert row(result.output, "platform") == "✓ platform cpu (XLA:CPU in jaxlib): TORCH_TPU_PLATFORM=cpu"
+    assert row(result.output, "stand-in") == "✓ stand-in XLA:CPU stands in for a TPU v5e"
+    assert row(result.output, "device") == "✓ device 1 × TPU v5e, 8.0 GiB; computed 2×3 @ 3×2 correctly"
+    assert "The device works." in result.output
+
+
+def test_doctor_says_when_a_package_is_too_old(probe, installed):
+    installed["torch"] = "2.9.1"
+    result = runner.invoke(cli.app, ["doctor"])
+    assert result.exit_code == 1
+    assert "✗ torch: run `pip install 'torch>=2.13'`." in result.output
+    assert "The device is not usable." in result.output
+
+
+def test_doctor_says_when_a_package_is_missing(probe, installed):
+    del installed["jaxlib"]
+    result = runner.invoke(cli.app, ["doctor"])
+    assert result.exit_code == 1
+    assert "✗ jaxlib: run `pip install torch-tpu`." in result.output
+
+
+def test_doctor_does_without_libtpu(probe, installed):
+    del installed["libtpu"]
+    result = runner.invoke(cli.app, ["doctor"])
+    assert result.exit_code == 0
+    assert row(result.output, "libtpu") == "✓ libtpu not installed: only needed on TPUs and to compile for them"
+
+
+def test_doctor_explains_a_bad_platform(probe, installed, monkeypatch):
+    monkeypatch.setenv("TORCH_TPU_PLATFORM", "gpu")
+    result = runner.invoke(cli.app, ["doctor"])
+    assert result.exit_code == 1
+    assert "✗ platform: TORCH_TPU_PLATFORM='gpu' is not a platform. Use auto, cpu, tpu" in result.output
+
+
+def test_doctor_points_at_libtpu_where_chips_go_unused(probe, installed, monkeypatch):
+    chip = platform.Chip("0000:00:05.0", platform.generation_named("TPU v6e"))
+    monkeypatch.setattr(platform, "find_chips", lambda *args: (chip,) * 4)
+    monkeypatch.setattr(platform, "find_libtpu", lambda *args: None)
+    monkeypatch.delenv("TORCH_TPU_PLATFORM")
+    result = runner.invoke(cli.app, ["doctor"])
+    assert result.exit_code == 0
+    assert row(result.output, "TPU chips") == "✓ TPU chips 4 × TPU v6e"
+    assert "! platform: 4 TPU chips on the PCI bus, but libtpu is not installed" in result.output
+    assert "Run `pip install 'torch-tpu[tpu]'`." in result.output
+
+
+def test_doctor_has_no_advice_where_chips_go_unused_on_purpose(probe, installed, monkeypatch):
+    chip = platform.Chip("0000:00:05.0", platform.generation_named("TPU v6e"))
+    monkeypatch.setattr(platform, "find_chips", lambda *args: (chip,) * 4)
+    result = runner.invoke(cli.app, ["doctor"])
+    assert result.exit_code == 0
+    assert row(result.output, "platform") == "✓ platform cpu (XLA:CPU in jaxlib): TORCH_TPU_PLATFORM=cpu"
+
+
+def test_doctor_notes_that_autoload_is_off(probe, installed, monkeypatch):
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    result = runner.invoke(cli.app, ["doctor"])
+    assert result.exit_code == 0
+    assert "! autoload: a program must `import torch_tpu` before" in result.output
+
+
+def test_doctor_shows_the_error_of_a_broken_device(probe, installed):
+    probe(subprocess.CompletedProcess([], 1, "", "Traceback ...\n  ...\nRuntimeError: no [tpu] here\n"))
+    result = runner.invoke(cli.app, ["doctor"])
+    assert result.exit_code == 1
+    assert "✗ device: RuntimeError: no [tpu] here" in result.output
+
+
+def test_doctor_survives_a_crash_and_a_hang_of_the_device(probe, installed):
+    probe(subprocess.CompletedProcess([], -11, "", ""))
+    result = runner.invoke(cli.app, ["doctor"])
+    assert result.exit_code == 1
+    assert "✗ device: exit code -11" in result.output
+    probe(subprocess.TimeoutExpired([], 120))
+    result = runner.invoke(cli.app, ["doctor"])
+    assert result.exit_code == 1
+    assert "no answer within 120 s" in result.output
+
+
+def test_doctor_really_runs_the_device():
+    result = runner.invoke(cli.app, ["doctor"])
+    assert result.exit_code == 0, result.output
+    assert "1 × TPU v5e" in row(result.output, "device")
+
+
+def test_version_numbers_compare_as_numbers():
+    assert cli._numbers("2.13.0+cpu") == [2, 13, 0]
+    assert cli._numbers("2.9.1") < cli._numbers("2.13")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "quick", "output"),
+    [([], False, "demo-output"), (["--quick", "--output", "elsewhere"], True, "elsewhere")],
+)
+def test_demo_passes_its_options_and_returns_the_exit_code(monkeypatch, arguments, quick, output):
+    calls = []
+    module = types.ModuleType("torch_tpu.demo")
+    module.main = lambda **options: calls.append(options) or 3
+    monkeypatch.setitem(sys.modules, "torch_tpu.demo", module)
+    result = runner.invoke(cli.app, ["demo", *arguments])
+    assert calls == [{"quick": quick, "output": Path(output)}]
+    assert result.exit_code == 3
+
+
+def test_demo_names_a_package_it_lacks(monkeypatch, tmp_path):
+    (tmp_path / "demo.py").write_text("import no_such_package")
+    monkeypatch.delitem(sys.modules, "torch_tpu.demo", raising=False)
+    monkeypatch.setattr("torch_tpu.__path__", [str(tmp_path)])
+    result = runner.invoke(cli.app, ["demo"])
+    assert result.exit_code == 1
+    assert "The demo needs no_such_package. Run `pip install 'torch-tpu[demo]'`." in result.output
