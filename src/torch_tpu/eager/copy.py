@@ -1,0 +1,156 @@
+"""Copies: within the device, from and to the host, and reading one number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_tpu.eager.errors import device_mismatch
+from torch_tpu.eager.kernels import kernel, program
+from torch_tpu.hlo.strided import is_dense
+from torch_tpu.tensor.storage import Value, geometry, new_tensor, value_of
+from torch_tpu.tensor.transfer import from_host, host_view, to_numpy
+from torch_tpu.runtime.client import client
+
+aten = torch.ops.aten
+
+
+def owns_storage(t: torch.Tensor) -> bool:
+    """Whether the tensor shows its whole storage, each element once: writing it replaces the storage's value."""
+    return t.numel() * t.element_size() == t.untyped_storage().nbytes() and is_dense(t.shape, t.stride())
+
+
+def _whole_value(t: torch.Tensor) -> Value | None:
+    """The value of a tensor that is exactly what its storage holds."""
+    if t.device.type == "cpu":
+        raise device_mismatch(t)
+    value = value_of(t.untyped_storage())
+    g = value.geometry
+    if t.dtype is g.dtype and t.shape == g.sizes and t.stride() == g.strides and not t.storage_offset():
+        return value
+    return None
+
+
+def write_from_host(dst: torch.Tensor, host: torch.Tensor) -> None:
+    """Writes a host tensor (broadcast and converted) into a device tensor."""
+    host = host.detach().to(dst.dtype)
+    if host.shape != dst.shape:
+        host = host.expand(dst.shape)
+    if owns_storage(dst):
+        array = to_numpy(host.contiguous())
+        dst.untyped_storage().value = Value(  # type: ignore[attr-defined]
+            client().put(array), geometry(dst.shape, dst.stride(), dst.dtype)
+        )
+    else:
+        program(aten.copy_.default)(dst, from_host(host))
+
+
+@kernel("copy_")
+def copy_(dst: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    if dst.is_conj():
+        copy_(dst.conj(), src.conj())
+        return dst
+    if dst.is_neg():
+        copy_(torch._neg_view(dst), torch._neg_view(src))
+        return dst
+    on_device = src.device.type == dst.device.type
+    if src.is_conj() or src.is_neg():
+        src = (src if src.device.type == "cpu" else _physical(src)).resolve_conj().resolve_neg()
+    if on_device:
+        value = _whole_value(src)
+        if value is not None and src.shape == dst.shape and src.stride() == dst.stride() and src.dtype is dst.dtype:
+            if owns_storage(dst):
+                dst.untyped_storage().value = value  # type: ignore[attr-defined]
+                return dst
+        program(aten.copy_.default)(dst, src)
+    elif dst.device.type == "tpu":
+        write_from_host(dst, src)
+    else:
+        dst.copy_(host_view(src))
+    return dst
+
+
+def _physical(t: torch.Tensor) -> torch.Tensor:
+    """A copy of a device tensor without its conjugate and negative bits."""
+    if t.is_conj():
+        t = torch.ops.aten.conj_physical.default(t.conj())
+    if t.is_neg():
+        t = torch.ops.aten.neg.default(torch._neg_view(t))
+    return t
+
+
+@kernel("_copy_from")
+def _copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    return copy_(dst, src)
+
+
+@kernel("_copy_from_and_resize")
+def _copy_from_and_resize(src: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
+    if dst.shape != src.shape:
+        dst.resize_(src.shape)
+    return copy_(dst, src)
+
+
+@kernel("clone")
+def clone(t: torch.Tensor, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
+    """Free where the result's layout is the source's: both storages hold the same immutable value."""
+    if t.is_conj() or t.is_neg():
+        t = _physical(t)
+    value = _whole_value(t)
+    if value is not None and _keeps_layout(t, memory_format):
+        return new_tensor(value)
+    return program(aten.clone.default)(t, memory_format=memory_format)
+
+
+def _keeps_layout(t: torch.Tensor, memory_format: torch.memory_format | None) -> bool:
+    return memory_format in (None, torch.preserve_format) or t.is_contiguous(memory_format=memory_format)
+
+
+@kernel("_to_copy")
+def _to_copy(
+    t: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    """Never asks for pinned memory, which PyTorch's own kernel does for non-blocking copies to the host."""
+    dtype = dtype or t.dtype
+    if layout not in (None, torch.strided):
+        raise NotImplementedError(f"the tpu device has no {layout} tensors; move the tensor to the CPU first")
+    if device is not None and device.type != "tpu":
+        if memory_format in (None, torch.preserve_format):
+            if is_dense(t.shape, t.stride()):
+                result = torch.empty_strided(t.shape, t.stride(), dtype=dtype, device=device)
+            else:
+                result = torch.empty_like(t, dtype=dtype, device=device)
+        else:
+            result = torch.empty(t.shape, dtype=dtype, device=device, memory_format=memory_format)
+        return result.copy_(t)
+    if t.device.type == "cpu":
+        if memory_format not in (None, torch.preserve_format):
+            t = t.contiguous(memory_format=memory_format)
+        return from_host(t.detach().to(dtype).resolve_conj().resolve_neg())
+    if t.is_conj() or t.is_neg():
+        t = _physical(t)
+    if dtype is t.dtype:
+        return clone(t, memory_format=memory_format)
+    return program(aten._to_copy.default)(t, dtype=dtype, memory_format=memory_format)
+
+
+@kernel("_local_scalar_dense")
+def _local_scalar_dense(t: torch.Tensor) -> Any:
+    return host_view(t).item()
+
+
+@kernel("equal")
+def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.device != b.device:
+        raise device_mismatch(a if a.device.type == "cpu" else b)
+    if a.dtype is not b.dtype:
+        raise RuntimeError(f"Expected object of data type {a.dtype} but got data type {b.dtype} for argument 'other'")
+    return a.shape == b.shape and bool(torch.eq(a, b).all().item())

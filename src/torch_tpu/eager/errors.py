@@ -1,0 +1,52 @@
+"""Errors in PyTorch's words, and where in the user's program they arose."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+import torch
+
+from torch_tpu.runtime import memory
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+
+
+def user_line() -> str:
+    """`file:line` of the innermost frame that belongs neither to torch nor to this package."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_PACKAGE, _TORCH, "<")):
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "unknown place (called from C++)"
+
+
+def device_mismatch(other: torch.Tensor) -> RuntimeError:
+    return RuntimeError(
+        "Expected all tensors to be on the same device, but found at least two devices, tpu:0 and "
+        f"{other.device}! Move the other tensor with .to('tpu')."
+    )
+
+
+def translate(error: Exception) -> Exception:
+    """A PJRT error as PyTorch would raise it."""
+    text = str(error)
+    if "RESOURCE_EXHAUSTED" in text or "Out of memory" in text:
+        memory.counter.out_of_memory += 1
+        held = memory.allocated() / 2**20
+        return torch.OutOfMemoryError(
+            f"TPU out of memory at {user_line()}. {held:,.1f} MiB are allocated by live tensors "
+            f"(peak {memory.peak() / 2**20:,.1f} MiB); see torch_tpu.metrics.report() and torch.tpu.memory_stats(). "
+            f"XLA said: {text.splitlines()[0][:300]}"
+        )
+    if type(error).__module__.startswith("jaxlib"):
+        return RuntimeError(f"the tpu device failed at {user_line()}: {text[:2000]}")
+    return error
+
+
+def format_error(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(type(error), error)).strip()

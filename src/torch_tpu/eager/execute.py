@@ -1,0 +1,308 @@
+"""Runs plans: finds or makes the plan of a call, gathers its arguments, and turns results into tensors.
+
+`submit` is the seam between recording and running. Strict modes run each plan at once; a fusing mode would put the
+plan and its input values into a pending graph here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from torch_tpu import metrics
+from torch_tpu.eager import hooks, mode
+from torch_tpu.eager.errors import device_mismatch, translate
+from torch_tpu.eager.plan import Alias, Call, Fresh, Input, Plan, Slot, make_plan
+from torch_tpu.hlo import strided, types
+from torch_tpu.ops.registry import NoLowering
+from torch_tpu.runtime.client import Buffer, client
+from torch_tpu.tensor.storage import Geometry, Value, new_storage, set_geometry, value_of, view
+from torch_tpu.tensor.transfer import to_numpy
+
+_matmul_precision = torch._C._get_float32_matmul_precision
+_WIDE = frozenset({torch.float64, torch.complex128})
+_Tensor = torch.Tensor
+
+_plans: dict[tuple[Any, ...], Plan | None] = {}
+_making = threading.RLock()
+_counters = metrics._counters
+
+
+class ViewOf:
+    """A view of a value that isn't the whole value, up to where its slices start. Interned: compared by identity."""
+
+    __slots__ = ("geometry", "sizes", "strides", "template_offset")
+
+    def __init__(self, geometry: Geometry, sizes: Any, strides: Any, template_offset: int) -> None:
+        self.geometry = geometry
+        self.sizes = sizes
+        self.strides = strides
+        self.template_offset = template_offset
+
+
+_views: dict[tuple[Any, ...], tuple[ViewOf, tuple[int, ...]]] = {}
+_view_kinds: dict[tuple[Any, ...], ViewOf] = {}
+
+
+def _view(g: Geometry, t: torch.Tensor) -> tuple[ViewOf, tuple[int, ...]]:
+    key = (g, t.shape, t.stride(), t.storage_offset(), t.dtype)
+    found = _views.get(key)
+    if found is None:
+        steps, starts = strided.plan(
+            tuple(g.sizes), g.strides, tuple(t.shape), t.stride(), t.storage_offset(), g.dtype, t.dtype
+        )
+        kind = _view_kinds.setdefault(
+            (g, t.shape, t.stride(), t.dtype, steps), ViewOf(g, t.shape, t.stride(), t.storage_offset())
+        )
+        if len(_views) > 65536:
+            _views.clear()
+        found = _views[key] = (kind, starts)
+    return found
+
+
+class Signature:
+    """Collects what a call's plan depends on (`key`) and what it only takes as data."""
+
+    __slots__ = ("data", "hosts", "key", "starts", "storages", "tensors", "values")
+
+    def __init__(self, key: list[Any]) -> None:
+        self.key = key
+        self.tensors: list[torch.Tensor] = []
+        self.values: list[Value] = []
+        self.storages: list[Any] = []
+        self.starts: list[tuple[int, ...]] = []
+        self.data: list[Any] = []
+        self.hosts: list[torch.Tensor] = []
+
+    def tensor(self, t: torch.Tensor) -> None:
+        storage = t.untyped_storage()
+        value = getattr(storage, "value", None)
+        if value is None:
+            if not t.is_tpu:  # type: ignore[attr-defined]
+                self._host(t)
+                return
+            value = value_of(storage)
+        g = value.geometry
+        if t.shape == g.sizes and t.stride() == g.strides and t.dtype is g.dtype and not t.storage_offset():
+            self.key.append(g)
+            self.starts.append(())
+        else:
+            kind, starts = _view(g, t)
+            self.key.append(kind)
+            self.starts.append(starts)
+        self.tensors.append(t)
+        self.values.append(value)
+        self.storages.append(storage)
+
+    def _host(self, t: torch.Tensor) -> None:
+        if t.device.type != "cpu" or t.dim():
+            raise device_mismatch(t)
+        self.key.append(t.dtype)
+        self.hosts.append(t)
+
+    def argument(self, value: Any, is_data: bool) -> None:
+        """Any argument: a tensor, a number that is data, or part of the program."""
+        if isinstance(value, _Tensor):
+            self.tensor(value)
+        elif isinstance(value, (list, tuple)):
+            self.key.append(len(value))
+            for item in value:
+                self.argument(item, is_data)
+        elif is_data and isinstance(value, (int, float, complex)):
+            self.key.append(type(value))
+            self.data.append(value)
+        elif isinstance(value, torch._C.Generator):
+            self.key.append(None)
+        else:
+            self.key.append(value)
+
+    def finish(self) -> tuple[Any, ...]:
+        """Adds which tensors share a storage."""
+        key = self.key
+        if len(self.storages) > 1:
+            ids = [id(s) for s in self.storages]
+            if len(set(ids)) != len(ids):
+                key.append(tuple(ids.index(i) for i in ids))
+        key.append(_matmul_precision())
+        return tuple(key)
+
+    def inputs(self) -> list[Input]:
+        ids = [id(s) for s in self.storages]
+        result = []
+        for t, v, starts, s in zip(self.tensors, self.values, self.starts, self.storages, strict=True):
+            result.append(
+                Input(
+                    v.geometry,
+                    s.nbytes(),
+                    tuple(t.shape),
+                    t.stride(),
+                    t.storage_offset(),
+                    t.dtype,
+                    ids.index(id(s)),
+                    len(starts),
+                )
+            )
+        return result
+
+
+def find_plan(key: tuple[Any, ...], make: Callable[[], Call]) -> Plan | None:
+    """The plan of a signature, made at its first call; None if the operator has no lowering."""
+    try:
+        plan = _plans[key]
+        _counters["compile_cache_hit"] += 1
+        return plan
+    except KeyError:
+        pass
+    with _making:
+        if key in _plans:
+            return _plans[key]
+        try:
+            plan = make_plan(make())
+        except NoLowering:
+            plan = None
+        _plans[key] = plan
+        return plan
+
+
+def clear_plans() -> None:
+    """Forgets every compiled program."""
+    _plans.clear()
+
+
+# --- arguments ---------------------------------------------------------------------------------------------------
+
+_number_buffers: dict[tuple[Any, ...], Buffer] = {}
+_start_buffers: dict[tuple[int, ...], Buffer] = {}
+
+
+def number_buffer(value: Any, dtype: torch.dtype) -> Buffer:
+    """A 0-d device buffer of a number; recent ones are kept."""
+    key = (dtype, value if value else str(value))  # 0.0 and -0.0 are equal but not the same
+    found = _number_buffers.get(key)
+    if found is None:
+        if len(_number_buffers) > 4096:
+            _number_buffers.clear()
+        with np.errstate(over="ignore"):
+            found = client().put(np.asarray(value, types.NUMPY[dtype]))
+        _number_buffers[key] = found
+    return found
+
+
+def starts_buffer(starts: tuple[int, ...]) -> Buffer:
+    found = _start_buffers.get(starts)
+    if found is None:
+        if len(_start_buffers) > 16384:
+            _start_buffers.clear()
+        found = _start_buffers[starts] = client().put(np.asarray(starts, np.int32))
+    return found
+
+
+def initialise(storage: Any) -> Value:
+    """Gives memory nobody has written a value, so that it can be read."""
+    g: Geometry = storage.value.geometry
+    value = Value(client().put(np.zeros(g.sizes, types.numpy_dtype(g.dtype))), g)
+    storage.value = value
+    return value
+
+
+def _arguments(plan: Plan, sig: Signature, generator: Any) -> list[Buffer]:
+    arguments = []
+    for i in plan.bases:
+        array = sig.values[i].array
+        if array is None:
+            array = initialise(sig.storages[i]).array
+        arguments.append(array)
+    for i in plan.starts:
+        arguments.append(starts_buffer(sig.starts[i]))
+    for i, dtype in plan.data:
+        arguments.append(number_buffer(sig.data[i], dtype))
+    for i in plan.hosts:
+        arguments.append(client().put(to_numpy(sig.hosts[i])))
+    if plan.uses_rng:
+        seed, offset = hooks.take_random(generator, plan.draws)
+        arguments.append(client().put(np.array([seed, offset // 4], np.uint64)))
+    return arguments
+
+
+# --- running -----------------------------------------------------------------------------------------------------
+
+
+def submit(plan: Plan, sig: Signature, generator: Any = None) -> Any:
+    """Runs a plan on a call's tensors and returns what the operator returns."""
+    arguments = _arguments(plan, sig, generator)
+    try:
+        results = plan.executable(arguments)
+        if mode.blocking and results:
+            results[-1].block_until_ready()
+    except Exception as error:
+        raise translate(error) from error
+    _counters["execute"] += 1
+    if plan.checks:
+        for slot, message, kind in plan.checks:
+            if not client().get(results[slot]):
+                raise kind(message)
+    if results:
+        client()._newest = results[-1]
+    for i, slot, g in plan.writes:
+        sig.storages[i].value = Value(results[slot], g)
+    returned = plan.returned
+    if type(returned) is Fresh:
+        return view(
+            new_storage(returned.geometry.nbytes, Value(results[returned.result], returned.geometry)),
+            returned.dtype,
+            returned.offset,
+            returned.sizes,
+            returned.strides,
+        )
+    if type(returned) is Alias and returned.same:
+        return sig.tensors[returned.input]
+    return _assemble(returned, results, sig, {})
+
+
+def _assemble(tree: Any, results: list[Buffer], sig: Signature, storages: dict[int, Any]) -> Any:
+    if isinstance(tree, Fresh):
+        storage = storages.get(tree.result)
+        if storage is None:
+            storage = new_storage(tree.geometry.nbytes, Value(results[tree.result], tree.geometry))
+            storages[tree.result] = storage
+        return view(storage, tree.dtype, tree.offset, tree.sizes, tree.strides)
+    if isinstance(tree, Alias):
+        if tree.same:
+            return sig.tensors[tree.input]
+        return view(sig.storages[tree.input], tree.dtype, tree.offset, tree.sizes, tree.strides)
+    if isinstance(tree, (list, tuple)):
+        return type(tree)([_assemble(t, results, sig, storages) for t in tree])
+    return tree
+
+
+def placeholders(value: Any, sig: Signature, is_data: bool, taken: dict[str, int]) -> Any:
+    """`value` with a Slot in place of everything that is not part of the program, in the order `argument` met it."""
+    if isinstance(value, _Tensor):
+        kind = "input" if value.is_tpu else "host"  # type: ignore[attr-defined]
+    elif isinstance(value, (list, tuple)):
+        return [placeholders(item, sig, is_data, taken) for item in value]
+    elif is_data and isinstance(value, (int, float, complex)):
+        kind = "data"
+    elif isinstance(value, torch._C.Generator):
+        return None
+    elif isinstance(value, torch.device):
+        return torch.device("meta")
+    else:
+        return value
+    index = taken.get(kind, 0)
+    taken[kind] = index + 1
+    return Slot(kind, index)
+
+
+def computes_wide(sig: Signature, extra: list[Any]) -> bool:
+    """Whether numbers enter the program as float64: some tensor or asked-for dtype has 64-bit floats."""
+    dtypes = [t.dtype for t in sig.tensors] + [t.dtype for t in sig.hosts]
+    dtypes += [v for v in extra if isinstance(v, torch.dtype)] + [torch.get_default_dtype()]
+    return any(d in _WIDE for d in dtypes)
+
+
+__all__ = ["Signature", "clear_plans", "computes_wide", "find_plan", "initialise", "placeholders", "set_geometry", "submit"]

@@ -1,0 +1,104 @@
+"""Operators without a lowering run on the CPU: counted, and named in one warning each.
+
+`TORCH_TPU_FALLBACK` is `warn` (default), `allow` (no warning) or `error`.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from torch_tpu import metrics
+from torch_tpu.eager import copy
+from torch_tpu.eager.errors import user_line
+from torch_tpu.ops.schema import signature
+from torch_tpu.tensor.transfer import from_host, to_host
+
+_warned: set[str] = set()
+
+
+def _policy() -> str:
+    policy = os.environ.get("TORCH_TPU_FALLBACK", "warn")
+    if policy not in ("allow", "warn", "error"):
+        raise ValueError(f"TORCH_TPU_FALLBACK={policy!r}: expected allow, warn or error")
+    return policy
+
+
+def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs an operator's CPU kernel on host copies; results and written arguments go back to the device.
+
+    Raises:
+        NotImplementedError: where `TORCH_TPU_FALLBACK=error`, or there is no CPU kernel either.
+    """
+    name = func.name()
+    policy = _policy()
+    if policy == "error":
+        raise NotImplementedError(
+            f"{name} has no lowering for the tpu device (at {user_line()}); TORCH_TPU_FALLBACK=error forbids running "
+            "it on the CPU."
+        )
+    metrics.count(f"fallback::{name}")
+    if policy == "warn" and name not in _warned:
+        _warned.add(name)
+        warnings.warn(
+            f"{name} has no lowering for the tpu device and runs on the CPU (first at {user_line()}). "
+            "torch_tpu.metrics.report() counts such calls; TORCH_TPU_FALLBACK=allow silences this.",
+            stacklevel=3,
+        )
+    moved: dict[int, torch.Tensor] = {}
+    host_args = tuple(_to_host(v, moved) for v in args)
+    host_kwargs = {k: _to_host(v, moved) for k, v in kwargs.items()}
+    host_kwargs.pop("pin_memory", None)
+    result = func(*host_args, **host_kwargs)
+
+    originals: dict[int, torch.Tensor] = {}
+    for a, value in zip(signature(func).arguments, args, strict=False):
+        _write_back(a.is_written, value, moved, originals)
+    for a in signature(func).arguments:
+        if a.name in kwargs:
+            _write_back(a.is_written, kwargs[a.name], moved, originals)
+    return _to_device(result, originals)
+
+
+def _to_host(value: Any, moved: dict[int, torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        if value.device.type != "tpu":
+            return value
+        if id(value) not in moved:
+            moved[id(value)] = to_host(value)
+        return moved[id(value)]
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
+    if isinstance(value, (list, tuple)):
+        return type(value)([_to_host(v, moved) for v in value])
+    if isinstance(value, torch._C.Generator):
+        return None
+    return value
+
+
+def _write_back(written: bool, value: Any, moved: dict[int, torch.Tensor], originals: dict[int, torch.Tensor]) -> None:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            _write_back(written, item, moved, originals)
+    elif isinstance(value, torch.Tensor) and id(value) in moved:
+        host = moved[id(value)]
+        originals[id(host)] = value
+        if written:
+            if value.shape != host.shape:
+                value.resize_(host.shape)
+            copy.write_from_host(value, host)
+
+
+def _to_device(result: Any, originals: dict[int, torch.Tensor]) -> Any:
+    if isinstance(result, torch.Tensor):
+        original = originals.get(id(result))
+        if original is not None:
+            return original
+        return from_host(result)
+    if isinstance(result, (list, tuple)):
+        return type(result)([_to_device(r, originals) for r in result])
+    return result

@@ -1,0 +1,34 @@
+"""Kernels written by hand, by the name of the overload they serve; and the compiled form of any overload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from torch._ops import OpOverload
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+HANDWRITTEN: dict[str, Callable[..., Any]] = {}
+
+
+def kernel(*names: str) -> Callable[[Function], Function]:
+    """Makes a function the device's kernel for these overloads of `aten`."""
+
+    def register(function: Function) -> Function:
+        for name in names:
+            if name in HANDWRITTEN:
+                raise ValueError(f"{name} has two kernels")
+            HANDWRITTEN[name] = function
+        return function
+
+    return register
+
+
+@lru_cache(maxsize=None)
+def program(func: OpOverload) -> Callable[..., Any]:
+    """The kernel that runs an overload as a compiled program."""
+    from torch_tpu.eager.operator import Operator
+
+    return Operator(func)

@@ -1,0 +1,91 @@
+"""`Operator`: the Python kernel of one ATen overload on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from torch_tpu.eager import execute, hooks
+from torch_tpu.eager.fallback import run_on_cpu
+from torch_tpu.eager.plan import Call
+from torch_tpu.ops import derived
+from torch_tpu.ops.schema import signature
+from torch_tpu.ops.trace import Tracer
+
+CHECK_BOUNDS_ALWAYS: bool | None = None
+
+
+class Operator:
+    """A dispatcher kernel: signature → plan → results. Calling it is running the operator."""
+
+    __slots__ = ("data", "func", "has_data", "keyword_data", "name", "rule", "sig")
+
+    def __init__(self, func: OpOverload) -> None:
+        self.func = func
+        self.name = func._schema.name.partition("::")[2]
+        self.sig = signature(func)
+        self.has_data = derived.has_data_arguments(func)
+        rule = derived.lowering(func)
+        static = rule.static if rule is not None else frozenset()
+        self.data = tuple(
+            self.has_data and (a.is_data or a.is_data_list or a.is_tensor or a.is_tensor_list) and a.name not in static
+            for a in self.sig.arguments
+        )
+        self.keyword_data = {a.name: d for a, d in zip(self.sig.arguments, self.data, strict=True)}
+        self.rule = rule
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if hooks.forked is not None:
+            hooks.forked()
+        sig = execute.Signature([self])
+        for value, is_data in zip(args, self.data, strict=False):
+            if isinstance(value, torch.Tensor):
+                sig.tensor(value)
+            else:
+                sig.argument(value, is_data)
+        generator = None
+        for name, value in kwargs.items():
+            sig.key.append(name)
+            sig.argument(value, self.keyword_data[name])
+            if name == "generator":
+                generator = value
+        plan = execute.find_plan(sig.finish(), lambda: self._call(sig, args, kwargs))
+        if plan is None:
+            return run_on_cpu(self.func, args, kwargs)
+        return execute.submit(plan, sig, generator)
+
+    def _call(self, sig: execute.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        taken: dict[str, int] = {}
+        filled = tuple(execute.placeholders(v, sig, d, taken) for v, d in zip(args, self.data, strict=False))
+        keyword = {n: execute.placeholders(v, sig, self.keyword_data[n], taken) for n, v in kwargs.items()}
+        if "device" in self.keyword_data:
+            keyword["device"] = torch.device("meta")
+        keyword.pop("pin_memory", None)
+        return Call(
+            self._trace,
+            self.name,
+            filled,
+            keyword,
+            sig.inputs(),
+            list(sig.data),
+            [t.dtype for t in sig.hosts],
+            execute.computes_wide(sig, [*args, *kwargs.values()]),
+            checks_bounds(),
+        )
+
+    def _trace(self, tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return tracer.call(self.func, args, kwargs)
+
+    def __repr__(self) -> str:
+        return f"Operator({self.func})"
+
+
+def checks_bounds() -> bool:
+    """Whether programs check index bounds: on the CPU platform always, elsewhere by `TORCH_TPU_CHECK_BOUNDS=1`."""
+    import os
+
+    from torch_tpu.runtime.client import client
+
+    return client().is_host_memory or os.environ.get("TORCH_TPU_CHECK_BOUNDS", "0") == "1"

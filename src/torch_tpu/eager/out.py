@@ -1,0 +1,77 @@
+"""`out=` overloads: the functional operator's result, placed into the caller's tensor."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from torch_tpu.eager import copy
+from torch_tpu.eager.errors import device_mismatch
+from torch_tpu.ops.schema import bind, signature, unbind
+
+
+class OutKernel:
+    """The kernel of an `out=` overload."""
+
+    __slots__ = ("func", "functional", "sig", "takes_dtype")
+
+    def __init__(self, func: OpOverload, functional: OpOverload) -> None:
+        self.func = func
+        self.functional = functional
+        self.sig = signature(func)
+        names = {a.name for a in signature(functional).arguments}
+        self.takes_dtype = "dtype" in names and "dtype" not in self.sig.positions
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        values = bind(self.func, args, kwargs)
+        arguments = self.sig.arguments
+        outs = [v for a, v in zip(arguments, values, strict=True) if a.is_out]
+        given = {a.name: v for a, v in zip(arguments, values, strict=True) if not a.is_out}
+        for out in _tensors(outs):
+            if out.device.type != "tpu":
+                raise device_mismatch(out)
+        if self.takes_dtype:
+            given["dtype"] = outs[0].dtype
+            given["device"] = outs[0].device
+        bound = [given.get(a.name, a.default) for a in signature(self.functional).arguments]
+        positional, keyword = unbind(self.functional, bound)
+        results = self.functional(*positional, **keyword)
+        flat = _tensors(results if isinstance(results, (list, tuple)) else [results])
+        for out, result in zip(_tensors(outs), flat, strict=True):
+            place(out, result)
+        return outs[0] if len(outs) == 1 and not self.sig.returns_list else tuple(outs)
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    found = []
+    for v in values:
+        found.extend(_tensors(v) if isinstance(v, (list, tuple)) else [v])
+    return found
+
+
+def place(out: torch.Tensor, result: torch.Tensor) -> None:
+    """Writes `result` into `out` as PyTorch does: resized if empty (with a warning if not), converted if that is safe.
+
+    Raises:
+        RuntimeError: where the result's dtype can't be cast to that of `out`.
+    """
+    if not torch.can_cast(result.dtype, out.dtype):
+        kind = {torch.float32: "Float", torch.float64: "Double", torch.int64: "Long", torch.bool: "Bool"}
+        raise RuntimeError(
+            f"result type {kind.get(result.dtype, result.dtype)} can't be cast to the desired output type "
+            f"{kind.get(out.dtype, out.dtype)}"
+        )
+    if out.shape != result.shape:
+        if out.numel():
+            warnings.warn(
+                f"An output with one or more elements was resized since it had shape {list(out.shape)}, which does not "
+                f"match the required output shape {list(result.shape)}. This behavior is deprecated, and in a future "
+                "PyTorch release outputs will not be resized unless they have zero elements.",
+                stacklevel=4,
+            )
+        out.resize_(result.shape)
+    copy.copy_(out, result)
+

@@ -1,0 +1,259 @@
+"""A plan: the compiled program of one operator signature, and how its results become tensors.
+
+A plan is made by tracing the operator once on meta tensors (`ops.trace`), and found again by signature. It knows nothing
+of particular tensors, so the same plan can later be a node of a bigger program.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torch_tpu import metrics
+from torch_tpu.hlo import array as hlo
+from torch_tpu.hlo import module, types
+from torch_tpu.hlo.array import Array
+from torch_tpu.ops.random_bits import Rng
+from torch_tpu.ops.trace import Base, Data, Tracer
+from torch_tpu.runtime.client import Executable, client
+from torch_tpu.tensor.storage import Geometry, geometry
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor argument as the program sees it.
+
+    Attributes:
+        geometry: of the value its storage holds.
+        storage: the index of the first input that shares its storage.
+        starts: how many slice starts of its view are inputs of the program.
+    """
+
+    geometry: Geometry
+    nbytes: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    storage: int
+    starts: int
+
+
+@dataclass
+class Call:
+    """Everything a program depends on: the function, its arguments with placeholders for what is data."""
+
+    function: Callable[..., Any]
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inputs: list[Input]
+    data: list[bool | int | float | complex]
+    hosts: list[torch.dtype]
+    wide: bool
+    checks: bool
+
+
+class Slot:
+    """Placeholder in a Call's arguments: entry `index` of its inputs, data or host scalars."""
+
+    __slots__ = ("index", "kind")
+
+    def __init__(self, kind: str, index: int) -> None:
+        self.kind = kind
+        self.index = index
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """A new tensor: which program result its storage holds, and where in that storage it lies."""
+
+    result: int
+    geometry: Geometry
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A view of input `input`'s storage; the input itself where `same`."""
+
+    input: int
+    same: bool
+    sizes: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    offset: int = 0
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A program, where its arguments come from and what becomes of its results.
+
+    Attributes:
+        bases, starts, data, hosts: which of a call's input values, view starts, numbers and host scalars are arguments,
+            in this order; then the random state if `uses_rng`.
+        draws: by how many 32-bit words the program advances the random generator.
+        writes: (input, result, geometry): the new value of an input's storage.
+        checks: (result, message, error): what must hold before anything is written.
+        returned: what the call returns, with Fresh and Alias in place of tensors.
+    """
+
+    executable: Executable
+    bases: tuple[int, ...]
+    starts: tuple[int, ...]
+    data: tuple[tuple[int, torch.dtype], ...]
+    hosts: tuple[int, ...]
+    uses_rng: bool
+    draws: int
+    writes: tuple[tuple[int, int, Geometry], ...]
+    checks: tuple[tuple[int, str, type[Exception]], ...]
+    returned: Any
+
+
+def data_dtype(value: bool | int | float | complex, wide: bool) -> torch.dtype:
+    """The dtype in which a number enters a program: float32 unless the program computes in float64."""
+    if isinstance(value, bool):
+        return torch.bool
+    if isinstance(value, int):
+        return torch.int64
+    if isinstance(value, float):
+        return torch.float64 if wide else torch.float32
+    return torch.complex128 if wide else torch.complex64
+
+
+class _Builder:
+    """Traces one Call; holds what the trace produced besides the program."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.parameters: list[tuple[str, int]] = []
+        self.specs: list[module.Spec] = []
+        for i, spec in enumerate(call.inputs):
+            if spec.storage == i:
+                self._parameter("base", i, (tuple(spec.geometry.sizes), spec.geometry.dtype))
+        for i, spec in enumerate(call.inputs):
+            if spec.starts:
+                self._parameter("starts", i, ((spec.starts,), torch.int32))
+        for i, value in enumerate(call.data):
+            self._parameter("data", i, ((), data_dtype(value, call.wide)))
+        for i, dtype in enumerate(call.hosts):
+            self._parameter("host", i, ((), dtype))
+        self._parameter("rng", 0, ((2,), torch.uint64))
+        self.rng: Rng | None = None
+
+    def _parameter(self, kind: str, index: int, spec: module.Spec) -> None:
+        self.parameters.append((kind, index))
+        self.specs.append(spec)
+
+    def body(self, *arrays: Array) -> Sequence[Array]:
+        given = dict(zip(self.parameters, arrays, strict=True))
+
+        def rng() -> Rng:
+            if self.rng is None:
+                self.rng = Rng(given["rng", 0])
+            return self.rng
+
+        self.tracer = tracer = Tracer(rng=rng, checks=self.call.checks)
+        self.bases: dict[int, Base] = {}
+        self.tensors: list[torch.Tensor] = []
+        storages: dict[int, torch.UntypedStorage] = {}
+        for i, spec in enumerate(self.call.inputs):
+            if spec.storage == i:
+                base = Base(given["base", i], spec.geometry.sizes, spec.geometry.strides, spec.geometry.dtype)
+                self.bases[i] = base
+                storages[i] = tracer.add_storage(base, spec.nbytes)
+            tensor = torch.empty(0, dtype=spec.dtype, device="meta")
+            tensor.set_(storages[spec.storage], spec.offset, spec.sizes, spec.strides)  # type: ignore[call-overload]
+            if spec.starts:
+                table = given["starts", i]
+                tracer.view_starts(
+                    tensor, [hlo.reshape(hlo.slice_(table, [k], [k + 1]), ()) for k in range(spec.starts)]
+                )
+            self.tensors.append(tensor)
+        hosts = []
+        for i, dtype in enumerate(self.call.hosts):
+            tensor = torch.empty((), dtype=dtype, device="meta")
+            tracer.add_host_scalar(tensor, given["host", i])
+            hosts.append(tensor)
+        data = [Data(value, given["data", i]) for i, value in enumerate(self.call.data)]
+        table: dict[str, Sequence[Any]] = {"input": self.tensors, "host": hosts, "data": data}
+        args, kwargs = _fill((self.call.args, self.call.kwargs), table)
+        self.returned = self.call.function(tracer, args, kwargs)
+
+        self.results: list[Array] = []
+        self.fresh_index: dict[int, int] = {}
+        self.tree = self._describe(self.returned)
+        self.writes = []
+        for i, base in self.bases.items():
+            if base.written:
+                g = geometry(base.sizes, base.strides, base.dtype)
+                self.writes.append((i, len(self.results), g))
+                self.results.append(base.value())
+        self.check_slots = []
+        for condition, message, error in tracer.checks:
+            self.check_slots.append((len(self.results), message, error))
+            self.results.append(condition)
+        return self.results
+
+    def _describe(self, returned: Any) -> Any:
+        if not isinstance(returned, torch.Tensor):
+            if isinstance(returned, (list, tuple)):
+                return type(returned)(self._describe(r) for r in returned)
+            return returned
+        storage = returned.untyped_storage()
+        for i, tensor in enumerate(self.tensors):
+            if tensor is returned:
+                return Alias(i, True)
+        place = (tuple(returned.shape), returned.stride(), returned.storage_offset())
+        for i, tensor in enumerate(self.tensors):
+            if tensor.untyped_storage()._cdata == storage._cdata:
+                return Alias(i, False, *place, returned.dtype)
+        base = self.tracer.base(returned)
+        if id(base) not in self.fresh_index:
+            self.fresh_index[id(base)] = len(self.results)
+            self.results.append(base.value())
+        g = geometry(base.sizes, base.strides, base.dtype)
+        return Fresh(self.fresh_index[id(base)], g, *place, returned.dtype)
+
+
+def _fill(value: Any, table: dict[str, Sequence[Any]]) -> Any:
+    if isinstance(value, Slot):
+        return table[value.kind][value.index]
+    if isinstance(value, (list, tuple)):
+        filled = [_fill(v, table) for v in value]
+        return tuple(filled) if isinstance(value, tuple) else filled
+    if isinstance(value, dict):
+        return {k: _fill(v, table) for k, v in value.items()}
+    return value
+
+
+def make_plan(call: Call) -> Plan:
+    """Traces and compiles; raises what PyTorch raises for wrong arguments, and NoLowering."""
+    with module.building:
+        builder = _Builder(call)
+        built, results = module.build(call.name, builder.specs, builder.body)
+        used = module.drop_unused_parameters(built)
+    arguments = [p for p, is_used in zip(builder.parameters, used, strict=True) if is_used]
+    began = time.perf_counter()
+    executable = client().compile(built, [(shape, types.numpy_dtype(dtype)) for shape, dtype in results])
+    metrics.count("compile")
+    metrics.add_seconds("compile_seconds", time.perf_counter() - began)
+    return Plan(
+        executable,
+        bases=tuple(i for kind, i in arguments if kind == "base"),
+        starts=tuple(i for kind, i in arguments if kind == "starts"),
+        data=tuple((i, data_dtype(call.data[i], call.wide)) for kind, i in arguments if kind == "data"),
+        hosts=tuple(i for kind, i in arguments if kind == "host"),
+        uses_rng=("rng", 0) in arguments,
+        draws=builder.rng.drawn if builder.rng is not None else 0,
+        writes=tuple(builder.writes),
+        checks=tuple(builder.check_slots),
+        returned=builder.tree,
+    )

@@ -1,0 +1,89 @@
+"""Registers a kernel for every ATen overload the device answers itself.
+
+Per overload rather than by the boxed fallback, because a Python fallback can't run while a TorchDispatchMode is active
+(FakeTensorMode inside torch.compile, for one). Functional, in-place and `out=` overloads are each registered: PyTorch's
+structured defaults would otherwise turn `add` into `empty_strided` and `add.out`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torch_tpu import ops
+from torch_tpu.eager import gate
+from torch_tpu.eager.kernels import HANDWRITTEN, program
+from torch_tpu.eager.memory import host_metadata_kernel
+from torch_tpu.eager.out import OutKernel
+from torch_tpu.ops import derived
+from torch_tpu.ops.schema import signature
+
+HANDWRITTEN_MODULES = ("torch_tpu.eager.memory", "torch_tpu.eager.copy")
+
+_lock = threading.RLock()
+_done = False
+_has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+
+
+def install() -> bool:
+    """Registers everything once; returns whether this call did it."""
+    global _done
+    with _lock:
+        if _done:
+            return False
+        _done = True
+        ops.load()
+        for module in HANDWRITTEN_MODULES:
+            importlib.import_module(module)
+        for name in torch._C._dispatch_get_all_op_names():
+            if name.startswith(("aten::", "tpu::", "prims::")) and not _has_kernel(name, "PrivateUse1"):
+                kernel = kernel_for(name)
+                if kernel is not None:
+                    _library(name.partition("::")[0]).impl(name.partition("::")[2], kernel, "PrivateUse1")
+    return True
+
+
+_libraries: dict[str, torch.library.Library] = {"aten": gate.library}
+
+
+def _library(namespace: str) -> torch.library.Library:
+    if namespace not in _libraries:
+        _libraries[namespace] = torch.library.Library(namespace, "IMPL")
+    return _libraries[namespace]
+
+
+def _overload(name: str) -> Any:
+    namespace, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    try:
+        return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+    except AttributeError:
+        return None
+
+
+def kernel_for(name: str) -> Callable[..., Any] | None:
+    """The kernel for "aten::name.overload", or None to leave the overload to PyTorch's composite kernel."""
+    handwritten = HANDWRITTEN.get(name.partition("::")[2]) if name.startswith("aten::") else None
+    if handwritten is not None:
+        return handwritten
+    func = _overload(name)
+    if func is None or _has_kernel(name, "CompositeImplicitAutograd"):
+        # Taking over a composite operator would take its derivative away.
+        return None
+    sig = signature(func)
+    own = derived.lowering(func) is not None or derived.foreach_element(func) is not None
+    if own and not sig.is_out:
+        return program(func)
+    if _has_kernel(name, "CompositeExplicitAutograd"):
+        return None
+    if sig.is_out:
+        twin = derived.functional(func)
+        # A functional operator without a kernel here would call its `out=` form in turn.
+        return program(func) if twin is None or kernel_for(twin.name()) is None else OutKernel(func, twin)
+    if not _has_kernel(name, "CPU") and not _has_kernel(name, "CompositeExplicitAutogradNonFunctional"):
+        return None
+    return host_metadata_kernel(func) if sig.is_view else program(func)

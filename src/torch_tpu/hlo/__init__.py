@@ -1,0 +1,1 @@
+"""A thin, typed builder over StableHLO: torch dtypes in, MLIR out. Knows neither ATen nor devices."""

@@ -1,0 +1,68 @@
+"""The MLIR context of this process, and building one StableHLO module with a `main` function."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxlib.mlir import ir
+from jaxlib.mlir._mlir_libs import _jax_mlir_ext
+from jaxlib.mlir.dialects import chlo, func, stablehlo
+
+from torch_tpu.hlo import types
+from torch_tpu.hlo.array import Array
+
+Spec = tuple[tuple[int, ...], torch.dtype]
+
+_context: ir.Context | None = None
+# An MLIR context may be built in by one thread at a time; a lowering may build while it is being built (re-entry).
+building = threading.RLock()
+
+
+def context() -> ir.Context:
+    """The context every module of this process is built in."""
+    global _context
+    if _context is None:
+        _context = ir.Context()
+        registry = ir.DialectRegistry()
+        _jax_mlir_ext.register_dialects(registry)
+        _context.append_dialect_registry(registry)
+        _context.load_all_available_dialects()
+        stablehlo.register_dialect(_context)
+        chlo.register_dialect(_context)
+    return _context
+
+
+def build(name: str, parameters: Sequence[Spec], body: Callable[..., Sequence[Array]]) -> tuple[ir.Module, list[Spec]]:
+    """A module whose `main` takes arrays of these shapes and dtypes and returns what `body` makes of them."""
+    with building, context(), ir.Location.unknown():
+        module = ir.Module.create()
+        module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
+        with ir.InsertionPoint(module.body):
+            argument_types = [types.tensor_type(shape, dtype) for shape, dtype in parameters]
+            main = func.FuncOp("main", (argument_types, []))
+            main.attributes["sym_visibility"] = ir.StringAttr.get("public")
+            block = main.add_entry_block()
+        with ir.InsertionPoint(block):
+            arguments = [Array(v, s, d) for v, (s, d) in zip(block.arguments, parameters, strict=True)]
+            results = body(*arguments)
+            func.return_([r.value for r in results])
+        main.attributes["function_type"] = ir.TypeAttr.get(
+            ir.FunctionType.get(argument_types, [r.value.type for r in results])
+        )
+        return module, [(r.shape, r.dtype) for r in results]
+
+
+def drop_unused_parameters(module: ir.Module) -> list[bool]:
+    """Removes the parameters of `main` that nothing reads; returns for each whether it was read."""
+    with building, context(), ir.Location.unknown():
+        main = next(op for op in module.body.operations if isinstance(op, func.FuncOp))
+        block = main.entry_block
+        used = [any(True for _ in argument.uses) for argument in block.arguments]
+        for i in reversed(range(len(used))):
+            if not used[i]:
+                block.erase_argument(i)
+        kept = [argument.type for argument in block.arguments]
+        main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(kept, main.type.results))
+    return used

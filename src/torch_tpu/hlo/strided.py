@@ -1,0 +1,386 @@
+"""Strided views of a value: (sizes, strides, offset) as slices, reshapes, transposes and broadcasts, and back.
+
+A *base* is an Array whose elements lie densely in a storage, in some order of its dimensions. A *view* of that storage
+is read by a chain of steps and written by undoing the chain: each step can say what its operand becomes when its
+result is replaced.
+
+Reading walks the view's dimensions from the largest stride to the smallest. At each level the storage is a row; a
+dimension of n entries with stride s takes n sub-rows of it, either along a dimension the base already has, or after
+reshaping the row to [rows, s]. Views whose dimensions don't nest this way (overlapping windows) become a gather.
+
+Where a slice starts is data, not structure: `plan` returns the starts beside the steps, so that `x[i]` with another
+i is the same program with another argument.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from torch_tpu.hlo import array as hlo
+from torch_tpu.hlo import structured, types
+from torch_tpu.hlo.array import Array
+
+Starts = Sequence[Array | int]
+
+
+class OverlappingWrite(RuntimeError):
+    """A write through a view in which two elements share a memory location."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "unsupported operation: more than one element of the written-to tensor refers to a single memory "
+            "location. Please clone() the tensor before performing the operation."
+        )
+
+
+def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
+    strides = [1] * len(sizes)
+    for d in range(len(sizes) - 2, -1, -1):
+        strides[d] = strides[d + 1] * max(sizes[d + 1], 1)
+    return tuple(strides)
+
+
+def is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether the elements fill a block of memory without gaps or overlap, in any order of the dimensions."""
+    expected = 1
+    for stride, size in sorted((st, sz) for st, sz in zip(strides, sizes, strict=True) if sz != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def storage_elements(sizes: Sequence[int], strides: Sequence[int], offset: int = 0) -> int:
+    """The smallest number of elements a storage needs to hold this view."""
+    if 0 in sizes:
+        return 0
+    return offset + 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+
+
+@dataclass(frozen=True)
+class Transpose:
+    permutation: tuple[int, ...]
+
+    def read(self, x: Array, starts: Starts) -> Array:
+        return hlo.transpose(x, self.permutation)
+
+    def write(self, x: Array, new: Array, starts: Starts) -> Array:
+        return hlo.transpose(new, sorted(range(len(self.permutation)), key=self.permutation.__getitem__))
+
+
+@dataclass(frozen=True)
+class Reshape:
+    shape: tuple[int, ...]
+
+    def read(self, x: Array, starts: Starts) -> Array:
+        return hlo.reshape(x, self.shape)
+
+    def write(self, x: Array, new: Array, starts: Starts) -> Array:
+        return hlo.reshape(new, x.shape)
+
+
+@dataclass(frozen=True)
+class PadEnd:
+    """Padding of the last dimension, so that it can be cut into equal rows."""
+
+    amount: int
+
+    def read(self, x: Array, starts: Starts) -> Array:
+        return hlo.pad(x, 0, [0] * x.ndim, [0] * (x.ndim - 1) + [self.amount])
+
+    def write(self, x: Array, new: Array, starts: Starts) -> Array:
+        return hlo.slice_(new, [0] * x.ndim, x.shape)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """`sizes` elements `strides` apart in each dimension; `moving` dimensions take their start from `starts`."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    moving: tuple[int, ...]
+    first: int  # where this step's entries begin in the starts of the whole plan
+
+    def _block(self) -> list[int]:
+        return [(size - 1) * stride + 1 for size, stride in zip(self.sizes, self.strides, strict=True)]
+
+    def _begin(self, x: Array, starts: Starts) -> list[Array] | list[int]:
+        begin: list[Array | int] = [0] * x.ndim
+        for i, d in enumerate(self.moving):
+            begin[d] = starts[self.first + i]
+        if all(isinstance(b, int) for b in begin):
+            return begin  # type: ignore[return-value]
+        return [b if isinstance(b, Array) else hlo.constant(b, torch.int32) for b in begin]
+
+    def read(self, x: Array, starts: Starts) -> Array:
+        begin, block = self._begin(x, starts), self._block()
+        if all(isinstance(b, int) for b in begin):
+            return hlo.slice_(x, begin, [b + n for b, n in zip(begin, block, strict=True)], self.strides)  # type: ignore[arg-type, operator]
+        return hlo.slice_(hlo.dynamic_slice(x, begin, block), [0] * x.ndim, block, self.strides)  # type: ignore[arg-type]
+
+    def write(self, x: Array, new: Array, starts: Starts) -> Array:
+        begin, block = self._begin(x, starts), self._block()
+        if list(x.shape) == block and tuple(new.shape) == x.shape:
+            return new
+        if all(isinstance(b, int) for b in begin):
+            begin = [hlo.constant(b, torch.int32) for b in begin]  # type: ignore[arg-type]
+        if any(stride > 1 for stride in self.strides):
+            gaps = [stride - 1 for stride in self.strides]
+            none = [0] * x.ndim
+            here = hlo.pad(hlo.constant(True, torch.bool, new.shape), False, none, none, gaps)
+            spread = hlo.pad(new, 0, none, none, gaps)
+            new = hlo.select(here, spread, hlo.dynamic_slice(x, begin, block))  # type: ignore[arg-type]
+        return hlo.dynamic_update_slice(x, new, begin)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    shape: tuple[int, ...]
+    dimensions: tuple[int, ...]
+
+    def read(self, x: Array, starts: Starts) -> Array:
+        return hlo.broadcast_in_dim(x, self.shape, self.dimensions)
+
+    def write(self, x: Array, new: Array, starts: Starts) -> Array:
+        raise OverlappingWrite
+
+
+@dataclass(frozen=True)
+class Empty:
+    """A view without elements; it may lie anywhere."""
+
+    shape: tuple[int, ...]
+
+    def read(self, x: Array, starts: Starts) -> Array:
+        return hlo.zeros(self.shape, x.dtype)
+
+    def write(self, x: Array, new: Array, starts: Starts) -> Array:
+        return x
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Elements at start + Σ index·stride of a flat row, for views whose dimensions don't nest."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    first: int
+
+    def _positions(self, starts: Starts) -> Array:
+        start = starts[self.first]
+        index = start if isinstance(start, Array) else hlo.constant(start, torch.int32)
+        index = hlo.broadcast_to(index, self.sizes)
+        for d, stride in enumerate(self.strides):
+            index = index + hlo.iota(self.sizes, d) * stride
+        return hlo.reshape(index, (-1, 1))
+
+    def read(self, x: Array, starts: Starts) -> Array:
+        taken = structured.gather(
+            x, self._positions(starts), offset_dims=[], collapsed_slice_dims=[0], start_index_map=[0], slice_sizes=[1]
+        )
+        return hlo.reshape(taken, self.sizes)
+
+    def write(self, x: Array, new: Array, starts: Starts) -> Array:
+        reach = 0
+        for size, stride in sorted(zip(self.sizes, self.strides, strict=True), key=lambda pair: pair[1]):
+            if stride <= reach:
+                raise OverlappingWrite
+            reach += (size - 1) * stride
+        return structured.scatter(
+            [x],
+            self._positions(starts),
+            [hlo.reshape(new, (-1,))],
+            lambda old, update: update,
+            update_window_dims=[],
+            inserted_window_dims=[0],
+            scatter_dims_to_operand_dims=[0],
+            unique_indices=True,
+        )[0]
+
+
+@dataclass(frozen=True)
+class Retype:
+    """The bytes of a flat base read as another dtype."""
+
+    source: torch.dtype
+    target: torch.dtype
+
+    def read(self, x: Array, starts: Starts) -> Array:
+        return _retype(x, self.target)
+
+    def write(self, x: Array, new: Array, starts: Starts) -> Array:
+        return _retype(new, self.source)
+
+
+def _retype(x: Array, target: torch.dtype) -> Array:
+    """A flat Array's bytes as `target`. StableHLO can't bitcast bool and complex, so these go by their parts."""
+    if x.dtype is target:
+        return x
+    if x.dtype is torch.bool:
+        return _retype(hlo.convert(x, torch.uint8), target)
+    if target is torch.bool:
+        return _retype(x, torch.uint8).ne(0)
+    if x.dtype.is_complex:
+        return _retype(hlo.reshape(hlo.stack([hlo.real(x), hlo.imag(x)], -1), (-1,)), target)
+    if target.is_complex:
+        parts = hlo.reshape(_retype(x, types.REAL_PART[target]), (-1, 2))
+        return hlo.complex_(*(hlo.squeeze(hlo.slice_in_dim(parts, i, i + 1, dim=1), 1) for i in range(2)))
+    if target.itemsize > x.dtype.itemsize:
+        return hlo.bitcast(hlo.reshape(x, (-1, target.itemsize // x.dtype.itemsize)), target)
+    return hlo.reshape(hlo.bitcast(x, target), (-1,))
+
+
+Step = Transpose | Reshape | PadEnd | Slice | Broadcast | Empty | Windows | Retype
+
+
+class _Plan:
+    """Steps being collected; slices of neighbouring dimensions join, and reshapes in a row become one."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        self.shape = list(shape)
+        self.steps: list[Step] = []
+        self.starts: list[int] = []
+        self._slices: dict[int, tuple[int, int, int]] = {}
+
+    def slice(self, d: int, start: int, size: int, stride: int = 1) -> None:
+        if (start, size, stride) != (0, self.shape[d], 1):
+            self._slices[d] = (start, size, stride)
+
+    def flush(self) -> None:
+        if not self._slices:
+            return
+        sizes, strides, moving, first = list(self.shape), [1] * len(self.shape), [], len(self.starts)
+        for d, (start, size, stride) in sorted(self._slices.items()):
+            sizes[d], strides[d] = size, stride
+            if start:
+                moving.append(d)
+                self.starts.append(start)
+        self._slices.clear()
+        self.steps.append(Slice(tuple(sizes), tuple(strides), tuple(moving), first))
+        self.shape = sizes
+
+    def reshape(self, shape: Sequence[int]) -> None:
+        self.flush()
+        if list(shape) == self.shape:
+            return
+        if self.steps and isinstance(self.steps[-1], Reshape):
+            self.steps.pop()
+        self.steps.append(Reshape(tuple(shape)))
+        self.shape = list(shape)
+
+    def step(self, step: Step, shape: Sequence[int]) -> None:
+        self.flush()
+        self.steps.append(step)
+        self.shape = list(shape)
+
+
+def _take_level(plan: _Plan, done: int, size: int, stride: int, offset: int, inner: int) -> int:
+    """Turns dimensions `done:` of the plan's array into [size, row…]; returns the offset left within a row.
+
+    `inner` is how far the smaller dimensions of the view reach beyond an entry's first element.
+    """
+    row = plan.shape[done:]
+    for split in range(len(row), 0, -1):
+        trail = math.prod(row[split:])
+        count = math.prod(row[:split])
+        index, rest = divmod(offset, trail)
+        step = stride // trail
+        if stride % trail == 0 and rest + inner < trail and index + (size - 1) * step < count:
+            if split > 1:
+                plan.flush()
+                plan.reshape([*plan.shape[:done], count, *row[split:]])
+            plan.slice(done, index, size, step)
+            return rest
+    length = math.prod(row)
+    plan.flush()
+    plan.reshape([*plan.shape[:done], length])
+    rest = offset % stride
+    start = offset - rest if rest + inner < stride else offset
+    rest = offset - start
+    missing = stride - 1 - inner
+    if start + size * stride > length:
+        plan.step(PadEnd(missing), [*plan.shape[:done], length + missing])
+    plan.slice(done, start, size * stride)
+    plan.flush()
+    plan.reshape([*plan.shape[:done], size, stride])
+    return rest
+
+
+@lru_cache(maxsize=65536)
+def plan(
+    base_sizes: tuple[int, ...],
+    base_strides: tuple[int, ...],
+    sizes: tuple[int, ...],
+    strides: tuple[int, ...],
+    offset: int,
+    base_dtype: torch.dtype | None = None,
+    dtype: torch.dtype | None = None,
+) -> tuple[tuple[Step, ...], tuple[int, ...]]:
+    """How to read the view (sizes, strides, offset; in elements of `dtype`) from a dense base.
+
+    Returns:
+        The steps, and the starts that their moving dimensions take.
+    """
+    if sizes == base_sizes and strides == base_strides and offset == 0 and base_dtype is dtype:
+        return (), ()
+    result = _Plan(base_sizes)
+    if 0 in sizes:
+        return (Empty(sizes),), ()
+    order = sorted(range(len(base_sizes)), key=lambda d: (-base_strides[d], base_sizes[d] == 1, d))
+    if order != sorted(order):
+        result.step(Transpose(tuple(order)), [base_sizes[d] for d in order])
+    if base_dtype is not dtype:
+        assert base_dtype is not None and dtype is not None
+        result.reshape([math.prod(base_sizes)])
+        result.step(Retype(base_dtype, dtype), [math.prod(base_sizes) * base_dtype.itemsize // dtype.itemsize])
+    else:
+        result.reshape([size for size in result.shape if size != 1])
+
+    kept = [d for d, size in enumerate(sizes) if size != 1 and strides[d] != 0]
+    kept.sort(key=lambda d: -strides[d])
+    reaches = [(sizes[d] - 1) * strides[d] for d in kept]
+    nested = all(sum(reaches[i + 1 :]) < strides[d] for i, d in enumerate(kept))
+    if nested:
+        rest = offset
+        for i, d in enumerate(kept):
+            rest = _take_level(result, i, sizes[d], strides[d], rest, sum(reaches[i + 1 :]))
+        for d in range(len(kept), len(result.shape)):
+            index, rest = divmod(rest, math.prod(result.shape[d + 1 :]))
+            result.slice(d, index, 1)
+        result.reshape([sizes[d] for d in kept])
+    else:
+        result.reshape([math.prod(result.shape)])
+        shape = tuple(sizes[d] for d in kept)
+        result.step(Windows(shape, tuple(strides[d] for d in kept), len(result.starts)), shape)
+        result.starts.append(offset)
+
+    in_order = sorted(kept)
+    if kept != in_order:
+        result.step(Transpose(tuple(kept.index(d) for d in in_order)), [sizes[d] for d in in_order])
+    if any(size != 1 and stride == 0 for size, stride in zip(sizes, strides, strict=True)):
+        result.step(Broadcast(sizes, tuple(in_order)), sizes)
+    else:
+        result.reshape(sizes)
+    return tuple(result.steps), tuple(result.starts)
+
+
+def read(base: Array, steps: Sequence[Step], starts: Starts) -> Array:
+    """The view's elements."""
+    for step in steps:
+        base = step.read(base, starts)
+    return base
+
+
+def write(base: Array, steps: Sequence[Step], starts: Starts, new: Array) -> Array:
+    """The base with the view's elements replaced by `new`; raises OverlappingWrite where that has no meaning."""
+    operands = [base]
+    for step in steps[:-1]:
+        operands.append(step.read(operands[-1], starts))
+    for step, operand in zip(reversed(steps), reversed(operands), strict=False):
+        new = step.write(operand, new, starts)
+    return new

@@ -1,0 +1,23 @@
+"""ATen → StableHLO: one file per family of operators, one lowering per operator. `load()` imports them all."""
+
+from __future__ import annotations
+
+import importlib
+
+FAMILIES = (
+    "elementwise",
+    "creation",
+    "reduction",
+    "matmul",
+)
+
+_loaded = False
+
+
+def load() -> None:
+    """Imports every family, which fills the registry. Called when the device is first used."""
+    global _loaded
+    if not _loaded:
+        for family in FAMILIES:
+            importlib.import_module(f"torch_tpu.ops.{family}")
+        _loaded = True

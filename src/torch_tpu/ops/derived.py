@@ -1,0 +1,133 @@
+"""Operators whose form follows from another one's: in-place, `out=` and foreach variants of functional operators."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from torch._ops import OpOverload
+
+from torch_tpu.ops import registry
+from torch_tpu.ops.schema import overload, signature
+
+# In-place random operators whose functional twin has another name.
+_FUNCTIONAL_NAMES = {
+    "normal_": ("normal_functional", ""),
+    "bernoulli_.float": ("bernoulli", "p"),
+    "bernoulli_.Tensor": ("bernoulli", "Tensor"),
+    "random_": ("random", ""),
+    "random_.to": ("random", "to"),
+    "random_.from": ("random", "from"),
+    "squeeze_": ("squeeze_copy", ""),
+}
+
+
+@lru_cache(maxsize=None)
+def functional(func: OpOverload) -> OpOverload | None:
+    """The functional overload an in-place or `out=` overload computes."""
+    sig = signature(func)
+    packet, _, name = func._schema.name.partition("::")[2], "", func._schema.overload_name
+    namespace = func.namespace
+    if sig.is_out:
+        wanted = [(a.name, a.kind) for a in sig.arguments if not a.is_out]
+        candidates = [name.removesuffix("_out"), "" if name == "out" else name.removesuffix("out"), "", name]
+        for candidate in [*candidates, *_overload_names(namespace, packet)]:
+            found = overload(packet, candidate, namespace)
+            if found is not None and found is not func and not signature(found).is_out and not signature(found).is_inplace:
+                own = [(a.name, a.kind) for a in signature(found).arguments]
+                if [a for a in own if a[0] not in ("dtype", "layout", "device", "pin_memory")] == [
+                    a for a in wanted if a[0] not in ("dtype", "layout", "device", "pin_memory")
+                ]:
+                    return found
+        return None
+    if sig.is_inplace:
+        key = f"{packet}.{name}" if name else packet
+        if key in _FUNCTIONAL_NAMES:
+            return overload(*_FUNCTIONAL_NAMES[key])
+        if packet.endswith("_"):
+            found = overload(packet[:-1], name, namespace)
+            if found is not None and not signature(found).is_inplace:
+                return found
+    return None
+
+
+def _overload_names(namespace: str, packet: str) -> list[str]:
+    import torch
+
+    found = getattr(getattr(torch.ops, namespace), packet, None)
+    return [] if found is None else [n for n in found.overloads() if "out" not in n]
+
+
+@lru_cache(maxsize=None)
+def lowering(func: OpOverload) -> registry.Lowering | None:
+    """An operator's own lowering, or that of the functional operator its in-place form computes."""
+    own = registry.find(func)
+    if own is not None or not signature(func).is_inplace:
+        return own
+    twin = functional(func)
+    return registry.find(twin) if twin is not None else None
+
+
+def _foreach_overload(packet: str, name: str) -> OpOverload | None:
+    base = packet.removeprefix("_foreach_")
+    choices = {
+        "": ["", "Tensor"],
+        "List": ["Tensor", "", "Tensor_Tensor", "Scalar"],
+        "Scalar": ["Scalar", "Tensor_Scalar", "Tensor", ""],
+        "ScalarList": ["Scalar", "Tensor_Scalar", "Tensor", ""],
+        "Tensor": ["Tensor", ""],
+    }
+    if base in ("maximum", "clamp_min") and name in ("Scalar", "ScalarList"):
+        base, order = "clamp_min", [""]
+    elif base in ("minimum", "clamp_max") and name in ("Scalar", "ScalarList"):
+        base, order = "clamp_max", [""]
+    elif base in ("addcdiv", "addcmul"):
+        order = [""]
+    elif base == "pow" and name == "ScalarAndTensor":
+        order = ["Scalar"]
+    elif base == "pow":
+        order = ["Tensor_Tensor"] if name == "List" else ["Tensor_Scalar"]
+    elif base == "add" and name == "Tensor":
+        order = ["Tensor"]
+    else:
+        order = choices.get(name, [])
+    for candidate in order:
+        found = overload(base, candidate)
+        if found is not None and registry.find(found) is not None:
+            return found
+    return None
+
+
+@lru_cache(maxsize=None)
+def foreach_element(func: OpOverload) -> OpOverload | None:
+    """The single-tensor operator that a foreach operator applies to each entry of its lists, if it has a lowering."""
+    packet = func._schema.name.partition("::")[2]
+    if not packet.startswith("_foreach_") or signature(func).is_out:
+        return None
+    return _foreach_overload(packet.removesuffix("_"), func._schema.overload_name)
+
+
+def foreach_calls(func: OpOverload, values: list[Any]) -> list[list[Any]]:
+    """Per entry, the arguments of the single-tensor operator."""
+    arguments = signature(func).arguments
+    count = next(len(v) for a, v in zip(arguments, values, strict=True) if a.is_tensor_list)
+    calls = []
+    for i in range(count):
+        calls.append(
+            [
+                v[i] if isinstance(v, (list, tuple)) and (a.is_tensor_list or a.is_data_list) else v
+                for a, v in zip(arguments, values, strict=True)
+            ]
+        )
+    return calls
+
+
+def has_data_arguments(func: OpOverload) -> bool:
+    """Whether numbers given to this operator may be inputs of its program: it is lowered, not decomposed."""
+    return lowering(func) is not None or foreach_element(func) is not None
+
+
+def written_arguments(func: OpOverload, rule: registry.Lowering) -> list[int]:
+    """Positions of the arguments whose new values follow the fresh results."""
+    extra = set(rule.mutates)
+    return [i for i, a in enumerate(signature(func).arguments) if a.is_written or a.name in extra]

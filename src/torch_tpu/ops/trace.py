@@ -1,0 +1,363 @@
+"""Traces PyTorch calls into one StableHLO program: the same way for an eager operator, a decomposition or a graph.
+
+The traced code runs on meta tensors, so shapes, dtypes, strides, aliasing and argument errors are PyTorch's own. Beside
+each meta storage stands the Array its elements have at this point of the program. A read through a view is a chain
+of slices of that Array, a write through a view makes a new one; so views and in-place operators need no lowering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torch_tpu.hlo import array as hlo
+from torch_tpu.hlo import strided
+from torch_tpu.hlo.array import Array, Number
+from torch_tpu.ops import derived, registry
+from torch_tpu.ops.random_bits import Rng
+from torch_tpu.ops.registry import NoLowering, Spec
+from torch_tpu.ops.schema import bind, signature, unbind
+
+Check = tuple[Array, str, type[Exception]]
+
+
+class Base:
+    """What a storage holds at this point of the program: an Array, and how its dimensions lie in the storage."""
+
+    __slots__ = ("array", "dtype", "sizes", "strides", "written")
+
+    def __init__(self, array: Array | None, sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> None:
+        self.array = array
+        self.sizes = tuple(sizes)
+        self.strides = tuple(strides)
+        self.dtype = dtype
+        self.written = False
+
+    def value(self) -> Array:
+        """The Array; of memory nobody has written yet, zeros."""
+        if self.array is None:
+            self.array = hlo.zeros(self.sizes, self.dtype)
+        return self.array
+
+
+class Data:
+    """A number that is an input of the program: its present value for PyTorch's checks, an Array for lowerings."""
+
+    __slots__ = ("array", "value")
+
+    def __init__(self, value: Number, array: Array) -> None:
+        self.value = value
+        self.array = array
+
+
+class Tracer(TorchDispatchMode):
+    """Builds the program of whatever runs under it. Only inside `hlo.module.build`."""
+
+    def __init__(self, *, rng: Callable[[], Rng], checks: bool) -> None:
+        """
+        Args:
+            rng: gives the program's source of random bits when first asked for.
+            checks: whether conditions that lowerings state (index bounds) become outputs of the program.
+        """
+        super().__init__()
+        self._rng = rng
+        self._with_checks = checks
+        self._bases: dict[int, Base] = {}
+        self._alive: list[Any] = []
+        self._starts: dict[int, tuple[Any, Sequence[Array]]] = {}
+        self._decomposing: list[OpOverload] = []
+        self.checks: list[Check] = []
+
+    # --- storages ------------------------------------------------------------------------------------------------
+
+    def add_storage(self, base: Base, nbytes: int) -> torch.UntypedStorage:
+        """A meta storage that stands for one with this base."""
+        storage = torch.UntypedStorage(nbytes, device="meta")
+        self._bases[storage._cdata] = base
+        self._alive.append(storage)
+        return storage
+
+    def view_starts(self, tensor: torch.Tensor, starts: Sequence[Array]) -> None:
+        """Where this input view's slices start, as inputs of the program."""
+        self._starts[id(tensor)] = (tensor, starts)
+
+    def add_host_scalar(self, tensor: torch.Tensor, array: Array) -> None:
+        """Gives a 0-d meta tensor the value of a host tensor that is an input of the program."""
+        self._fresh(tensor, array)
+
+    def base(self, tensor: torch.Tensor) -> Base:
+        storage = tensor.untyped_storage()
+        found = self._bases.get(storage._cdata)
+        if found is None:
+            count = storage.nbytes() // tensor.dtype.itemsize
+            found = Base(None, (count,), (1,), tensor.dtype)
+            self._bases[storage._cdata] = found
+            self._alive.append(storage)
+        return found
+
+    def _plan(self, base: Base, tensor: torch.Tensor) -> tuple[Sequence[strided.Step], Sequence[Array | int]]:
+        steps, starts = strided.plan(
+            base.sizes,
+            base.strides,
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.storage_offset(),
+            base.dtype,
+            tensor.dtype,
+        )
+        given = self._starts.get(id(tensor))
+        return steps, given[1] if given is not None and given[0] is tensor else starts
+
+    def read(self, tensor: torch.Tensor) -> Array:
+        """The elements of a tensor."""
+        base = self.base(tensor)
+        steps, starts = self._plan(base, tensor)
+        result = strided.read(base.value(), steps, starts)
+        if tensor.is_conj():
+            result = hlo.conj(result)
+        return hlo.negate(result) if tensor.is_neg() else result
+
+    def write(self, tensor: torch.Tensor, array: Array) -> None:
+        """Replaces the elements of a tensor, whatever view of its storage it is."""
+        base = self.base(tensor)
+        array = self._fit(array, tuple(tensor.shape), tensor.dtype)
+        base.written = True
+        whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+        if whole and tensor.numel() and strided.is_dense(tensor.shape, tensor.stride()):
+            base.array, base.sizes, base.strides, base.dtype = array, tuple(tensor.shape), tensor.stride(), tensor.dtype
+            return
+        steps, starts = self._plan(base, tensor)
+        base.array = strided.write(base.value(), steps, starts, array)
+
+    def _fresh(self, tensor: torch.Tensor, array: Array) -> torch.Tensor:
+        """Attaches the value of a new meta tensor; one that isn't dense gets a storage written through its view."""
+        array = self._fit(array, tuple(tensor.shape), tensor.dtype)
+        storage = tensor.untyped_storage()
+        sizes, strides = tuple(tensor.shape), tensor.stride()
+        if not strided.is_dense(sizes, strides) or storage.nbytes() != tensor.numel() * tensor.dtype.itemsize:
+            if 0 in sizes or 0 in strides:
+                tensor = torch.empty(sizes, dtype=tensor.dtype, device="meta")
+                return self._fresh(tensor, array)
+            self._bases[storage._cdata] = Base(None, (storage.nbytes() // tensor.dtype.itemsize,), (1,), tensor.dtype)
+            self._alive.append(storage)
+            self.write(tensor, array)
+        else:
+            self._bases[storage._cdata] = Base(array, sizes, strides, tensor.dtype)
+            self._alive.append(storage)
+        return tensor
+
+    @staticmethod
+    def _fit(array: Array, shape: tuple[int, ...], dtype: torch.dtype) -> Array:
+        array = hlo.convert(array, dtype)
+        return array if array.shape == shape else hlo.broadcast_to(array, shape)
+
+    # --- calls ---------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self.call(func, args, kwargs or {})
+
+    def call(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs one operator on meta tensors and appends it to the program; raises NoLowering where nothing fits."""
+        rule = derived.lowering(func)
+        if rule is not None:
+            return self._lower(func, rule, bind(func, args, kwargs))
+        sig = signature(func)
+        if sig.is_view or func in _METADATA_ONLY:
+            return func(*args, **kwargs)
+        element = derived.foreach_element(func)
+        if element is not None:
+            return self._foreach(func, element, bind(func, args, kwargs))
+        if sig.is_out:
+            return self._out(func, bind(func, args, kwargs))
+        if func in self._decomposing:
+            # Two decompositions that lead to each other (aten.abs and prims.abs) end nowhere.
+            raise NoLowering(func)
+        self._decomposing.append(func)
+        try:
+            return self._decompose(func, _plain(args), _plain(kwargs))
+        finally:
+            self._decomposing.pop()
+
+    def _decompose(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        sig = signature(func)
+        decomposition = registry.decomposition(func)
+        if decomposition is not None:
+            with self:
+                result = decomposition(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        with self:
+            result = func.decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+        if sig.is_inplace:
+            twin = derived.functional(func)
+            if twin is not None:
+                func(*args, **kwargs)
+                self.write(args[0], self.read(self.call(twin, args, kwargs)))
+                return args[0]
+        prim = getattr(func, "impl_aten", None) or getattr(func, "prim_impl", None)
+        if func.namespace == "prims" and prim is not None:
+            with self:
+                return prim(*args, **kwargs)
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeExplicitAutograd"):
+            with self:
+                return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+        raise NoLowering(func)
+
+    def _lower(self, func: OpOverload, rule: registry.Lowering, values: list[Any]) -> Any:
+        sig = signature(func)
+        args, kwargs = unbind(func, [_plain(v) for v in values])
+        try:
+            meta = func(*args, **kwargs)
+        except NotImplementedError:
+            meta = None
+        fresh = [] if meta is None else self._fresh_results(meta, sig)
+        written = derived.written_arguments(func, rule)
+
+        positional, keyword = unbind(func, [self._operand(v) for v in values])
+        if "out" in rule.extras:
+            specs = [Spec(tuple(t.shape), t.dtype) for t in fresh]
+            if not specs:
+                specs = [Spec(tuple(values[i].shape), values[i].dtype) for i in written if values[i] is not None]
+            keyword["out"] = specs[0] if len(specs) == 1 and not sig.returns_list else specs
+        if "common" in rule.extras:
+            keyword["common"] = _common_dtype(args, kwargs)
+        if "rng" in rule.extras:
+            keyword["rng"] = self._rng()
+        if "check" in rule.extras:
+            keyword["check"] = self._check
+        results = _flat(rule.function(*positional, **keyword))
+
+        if meta is None:
+            made = [torch.empty(r.shape, dtype=r.dtype, device="meta") for r in results]
+            for tensor, array in zip(made, results, strict=True):
+                self._fresh(tensor, array)
+            return made[0] if len(made) == 1 and not sig.returns_list else made
+        replaced = {id(t): self._fresh(t, a) for t, a in zip(fresh, results, strict=False)}
+        new_values = iter(results[len(fresh) :])
+        for i in written:
+            for target in _flat(values[i]):
+                new = next(new_values)
+                if new is not None and target is not None:
+                    self.write(target, new)
+        return _replace(meta, replaced)
+
+    def _fresh_results(self, meta: Any, sig: Any) -> list[torch.Tensor]:
+        if isinstance(meta, torch.Tensor):
+            return [] if sig.returns_alias and sig.returns_alias[0] else [meta]
+        results = []
+        for i, item in enumerate(meta if isinstance(meta, (list, tuple)) else []):
+            aliased = sig.returns_alias[0 if sig.returns_list else i] if sig.returns_alias else False
+            if isinstance(item, torch.Tensor) and not aliased:
+                results.append(item)
+        return results
+
+    def _foreach(self, func: OpOverload, element: OpOverload, values: list[Any]) -> Any:
+        rule = registry.find(element)
+        assert rule is not None
+        in_place = signature(func).is_inplace
+        arguments = signature(element).arguments
+        results = []
+        for call in derived.foreach_calls(func, values):
+            names = {a.name: v for a, v in zip(signature(func).arguments, call, strict=True)}
+            own = [
+                names.get(a.name, call[i] if i < len(call) and not a.keyword_only else a.default)
+                for i, a in enumerate(arguments)
+            ]
+            result = self._lower(element, rule, own)
+            if in_place:
+                self.write(call[0], self.read(result))
+            results.append(result)
+        return None if in_place else results
+
+    def _out(self, func: OpOverload, values: list[Any]) -> Any:
+        twin = derived.functional(func)
+        if twin is None:
+            raise NoLowering(func)
+        arguments = signature(func).arguments
+        given = {a.name: v for a, v in zip(arguments, values, strict=True) if not a.is_out}
+        outs = [v for a, v in zip(arguments, values, strict=True) if a.is_out]
+        args, kwargs = unbind(twin, [given.get(a.name, a.default) for a in signature(twin).arguments])
+        results = _flat(self.call(twin, args, kwargs))
+        for target, result in zip(outs, results, strict=False):
+            if target.shape != result.shape:
+                target.resize_(result.shape)
+            self.write(target, self.read(result))
+        return outs[0] if len(outs) == 1 else tuple(outs)
+
+    def _operand(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self.read(value)
+        if isinstance(value, Data):
+            return value.array
+        if isinstance(value, (list, tuple)):
+            return [self._operand(v) for v in value]
+        return value
+
+    def _check(self, condition: Array, message: str, error: type[Exception] = RuntimeError) -> None:
+        if self._with_checks:
+            self.checks.append((condition, message, error))
+
+
+# Operators that only make or describe memory: the meta kernel says it all.
+_METADATA_ONLY = frozenset(
+    {
+        torch.ops.aten.empty.memory_format,
+        torch.ops.aten.empty_strided.default,
+        torch.ops.aten.empty_like.default,
+        torch.ops.aten.new_empty.default,
+        torch.ops.aten.new_empty_strided.default,
+        torch.ops.aten.sym_size.int,
+        torch.ops.aten.sym_stride.int,
+        torch.ops.aten.sym_numel.default,
+        torch.ops.aten.sym_storage_offset.default,
+        torch.ops.aten.resize_.default,
+    }
+)
+
+
+def _plain(value: Any) -> Any:
+    """`value` with each Data replaced by its present number."""
+    if isinstance(value, Data):
+        return value.value
+    if isinstance(value, tuple):
+        return tuple(_plain(v) for v in value)
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return value
+
+
+def _flat(results: Any) -> list[Any]:
+    if isinstance(results, (list, tuple)):
+        return [leaf for r in results for leaf in _flat(r)]
+    return [results]
+
+
+def _replace(meta: Any, replaced: dict[int, torch.Tensor]) -> Any:
+    if isinstance(meta, torch.Tensor):
+        return replaced.get(id(meta), meta)
+    if isinstance(meta, (list, tuple)):
+        return type(meta)(_replace(m, replaced) for m in meta) if type(meta) in (list, tuple) else tuple(
+            _replace(m, replaced) for m in meta
+        )
+    return meta
+
+
+def _common_dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
+    from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
+
+    operands = [
+        v
+        for v in _flat([list(args), list(kwargs.values())])
+        if isinstance(v, (torch.Tensor, bool, int, float, complex))
+    ]
+    return elementwise_dtypes(*operands, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)[1]

@@ -1,0 +1,168 @@
+"""The PJRT client of this process: host arrays to device buffers and back, programs to executables.
+
+One client, made when first needed. A buffer is jaxlib's array object; nothing outside `runtime` looks inside it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_tpu.runtime import compat, memory, platform
+
+Buffer = Any
+Options = Mapping[str, str | bool | int | float]
+
+# Values that differ from XLA's defaults on every platform: a bf16 chain rounds after each op as PyTorch does.
+DEBUG_OPTIONS: dict[str, str | bool | int | float] = {"xla_allow_excess_precision": False}
+CPU_OPTIONS: dict[str, str | bool | int | float] = {"xla_cpu_enable_fast_math": False}
+
+
+class _Aval:
+    """What jaxlib wants to know of an array: shape and numpy dtype."""
+
+    __slots__ = ("dtype", "shape", "sharding")
+    weak_type = False
+
+    def __init__(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
+        self.shape = shape
+        self.dtype = np.dtype(dtype)
+        self.sharding: Any = None
+
+
+class _OneDevice(compat.xla.SingleDeviceSharding):  # type: ignore[misc, name-defined]
+    memory_kind = None
+
+    def _to_xla_hlo_sharding(self, ndim: int) -> Any:
+        return compat.REPLICATED
+
+
+class Executable:
+    """A compiled program. Calling it with buffers enqueues it and returns its result buffers at once."""
+
+    __slots__ = ("_execute", "_handlers", "loaded", "temporary_bytes")
+
+    def __init__(self, loaded: Any, handlers: list[Any]) -> None:
+        self.loaded = loaded
+        self._execute = loaded.execute_sharded
+        self._handlers = handlers
+        statistics = loaded.get_compiled_memory_stats()
+        self.temporary_bytes: int = statistics.temp_size_in_bytes
+
+    def __call__(self, arguments: Sequence[Buffer]) -> list[Buffer]:
+        results: list[Buffer] = self._execute(arguments).consume_with_handlers(self._handlers)
+        if self.temporary_bytes:
+            memory.counter.program_ran(self.temporary_bytes)
+        return results
+
+
+class Client:
+    """A PJRT client and its first device.
+
+    Attributes:
+        platform_name: PJRT's name of the platform, such as "cpu" or "tpu".
+        device_kind: PJRT's name of the chip, such as "TPU v5 lite".
+    """
+
+    def __init__(self, chosen: platform.Platform) -> None:
+        self._client = _make_client(chosen)
+        self.device = self._client.local_devices()[0]
+        self.platform_name: str = self.device.platform
+        self.device_kind: str = self.device.device_kind
+        self.device_count: int = len(self._client.local_devices())
+        self.is_host_memory = self.platform_name == "cpu"
+        self._sharding = _OneDevice(self.device)
+        self._devices = compat.xla.DeviceList((self.device,))
+        self._device_list = [self.device]
+        self._copy_semantics = compat.xla.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
+        self._newest: Buffer | None = None
+
+    def put(self, array: npt.NDArray[Any]) -> Buffer:
+        """A device copy of `array`. The caller may change or free `array` as soon as this returns."""
+        return compat.xla.batched_device_put(
+            _Aval(array.shape, array.dtype),
+            self._sharding,
+            [array],
+            self._device_list,
+            True,
+            True,
+            self._copy_semantics,
+            True,
+        )
+
+    def get(self, buffer: Buffer) -> npt.NDArray[Any]:
+        """The contents of `buffer`, after waiting for it. Read-only, and on XLA:CPU the buffer's own memory."""
+        array: npt.NDArray[Any] = buffer._single_device_array_to_np_array_did_copy()[0]
+        return array
+
+    def compile(
+        self,
+        module: Any,
+        results: Sequence[tuple[tuple[int, ...], npt.DTypeLike]],
+        options: Options | None = None,
+    ) -> Executable:
+        """Compiles a StableHLO module (an `ir.Module`, or text as bytes) whose results have these shapes and dtypes.
+
+        Args:
+            options: XLA debug options by name, on top of the project's own.
+        """
+        compile_options = compat.CompileOptions()
+        compile_options.num_replicas = 1
+        compile_options.num_partitions = 1
+        chosen = dict(DEBUG_OPTIONS)
+        if self.is_host_memory:
+            chosen.update(CPU_OPTIONS)
+        chosen.update(options or {})
+        compile_options.env_option_overrides = list(chosen.items())
+        loaded = self._client.compile_and_load(module, self._devices, compile_options)
+        handlers = [compat.result_handler(_Aval(shape, dtype), self._sharding) for shape, dtype in results]
+        return Executable(loaded, handlers)
+
+    def enqueued(self, buffers: list[Buffer]) -> None:
+        """Remembers the newest results, which `synchronize` waits for."""
+        if buffers:
+            self._newest = buffers[-1]
+
+    def synchronize(self) -> None:
+        """Waits until everything enqueued has run."""
+        newest = self._newest
+        self._newest = None
+        if newest is not None and not newest.is_deleted():
+            newest.block_until_ready()
+
+
+def _make_client(chosen: platform.Platform) -> Any:
+    if chosen.name == "cpu":
+        return compat.make_cpu_client(asynchronous=True)
+    xla = compat.xla
+    if not xla.pjrt_plugin_loaded(chosen.name):
+        if chosen.name == "tpu":
+            os.environ.setdefault("TPU_ML_PLATFORM", "PyTorch")
+        xla.load_pjrt_plugin(chosen.name, str(chosen.plugin_path), None)
+    if not xla.pjrt_plugin_initialized(chosen.name):
+        xla.initialize_pjrt_plugin(chosen.name)
+    return xla.get_c_api_client(chosen.name, {}, None)
+
+
+_client: Client | None = None
+_lock = threading.Lock()
+
+
+def client() -> Client:
+    """The client of this process, made at the first call on the platform that `TORCH_TPU_PLATFORM` names."""
+    global _client
+    if _client is None:
+        with _lock:
+            if _client is None:
+                _client = Client(platform.choose(os.environ))
+    return _client
+
+
+def is_initialised() -> bool:
+    """Whether the client exists; a process that forks after this point can't use the device in the child."""
+    return _client is not None

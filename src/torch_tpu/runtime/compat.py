@@ -1,0 +1,35 @@
+"""Differences between jaxlib versions, and the private jaxlib names the rest of `runtime` builds on.
+
+jaxlib's client API is private. Everything taken from it is named here, so a new version is one file to mend.
+Tried with jaxlib 0.10.2 (Python 3.11) and 0.12.0 (Python 3.13).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+# The client logs its device count at INFO level on every start otherwise.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+
+import jaxlib
+from jaxlib import _hlo
+from jaxlib import xla_client as _xla_client
+
+xla: Any = _xla_client._xla
+make_cpu_client: Any = _xla_client.make_cpu_client
+CompileOptions: Any = _xla_client.CompileOptions
+DeviceAssignment: Any = _xla_client.DeviceAssignment
+REPLICATED: Any = _hlo.HloSharding.replicate()
+
+JAXLIB_VERSION: tuple[int, ...] = tuple(int(part) for part in jaxlib.__version__.split(".")[:3])
+
+
+def result_handler(aval: object, sharding: object) -> Any:
+    """The object that turns one raw result of an execution into an array.
+
+    jaxlib 0.12 dropped the fourth argument (`_skip_checks`) of 0.10.
+    """
+    if JAXLIB_VERSION >= (0, 12):
+        return xla.array_result_handler(aval, sharding, True)
+    return xla.array_result_handler(aval, sharding, True, True)

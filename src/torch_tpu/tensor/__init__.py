@@ -1,0 +1,1 @@
+"""Storages of the device: what they hold, tensors over them, and copies to and from the host."""

@@ -1,0 +1,159 @@
+"""What a storage on the device holds, and how storages and tensors are made.
+
+A storage has a unique fake data pointer, the byte size PyTorch expects, and a Python attribute `value`: the immutable
+XLA value its elements have now. Writing re-points `value`; whoever read the old one keeps it. Two storages may hold
+the same Value (a clone is free until one of them is written).
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from torch_tpu.runtime import memory
+from torch_tpu.runtime.client import Buffer
+
+_C: Any = torch._C
+_HOST_KERNELS = _C.DispatchKeySet(_C.DispatchKey.CPU)
+_set = torch.ops.aten.set_.source_Storage_storage_offset.redispatch
+_construct = _C._construct_storage_from_data_pointer
+_make_empty = _C._acc.create_empty_tensor
+_counter = memory.counter
+
+
+@lru_cache(maxsize=1)
+def device() -> torch.device:
+    return torch.device("tpu", 0)
+
+
+class Geometry:
+    """How the dimensions of a value lie in its storage; interned, so that equal ones are the same object."""
+
+    __slots__ = ("dtype", "nbytes", "sizes", "strides")
+
+    def __init__(self, sizes: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.sizes = sizes
+        self.strides = strides
+        self.dtype = dtype
+        self.nbytes = math.prod(sizes) * dtype.itemsize
+
+    def __repr__(self) -> str:
+        return f"Geometry({list(self.sizes)}, {list(self.strides)}, {self.dtype})"
+
+
+_geometries: dict[tuple[torch.Size, tuple[int, ...], torch.dtype], Geometry] = {}
+
+
+def geometry(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Geometry:
+    """The one Geometry of these sizes, strides (in elements) and dtype. The strides must be dense."""
+    key = (torch.Size(sizes), tuple(strides), dtype)
+    found = _geometries.get(key)
+    if found is None:
+        found = _geometries.setdefault(key, Geometry(*key))
+    return found
+
+
+def flat_geometry(nbytes: int, dtype: torch.dtype = torch.uint8) -> Geometry:
+    return geometry((nbytes // dtype.itemsize,), (1,), dtype)
+
+
+class Value:
+    """A device buffer with its geometry. `array` is None for memory nobody has written: nothing is allocated yet."""
+
+    __slots__ = ("__weakref__", "array", "geometry")
+
+    def __init__(self, array: Buffer | None, geometry: Geometry) -> None:
+        self.array = array
+        self.geometry = geometry
+        if array is not None:
+            _counter.add(geometry.nbytes)
+
+    def __del__(self) -> None:
+        if self.array is not None:
+            _counter.remove(self.geometry.nbytes)
+
+    @property
+    def sizes(self) -> torch.Size:
+        return self.geometry.sizes
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        return self.geometry.strides
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.geometry.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.geometry.nbytes
+
+
+def uninitialised(nbytes: int, dtype: torch.dtype = torch.uint8) -> Value:
+    """A flat value nobody has written."""
+    return Value(None, flat_geometry(nbytes, dtype))
+
+
+_next_pointer = 0x7100_0000_0000
+_pointer_lock = threading.Lock()
+
+
+def _new_pointer(nbytes: int) -> int:
+    """An address range no other storage of this process ever had; nothing is ever read from it."""
+    global _next_pointer
+    if nbytes == 0:
+        return 0
+    with _pointer_lock:
+        pointer = _next_pointer
+        _next_pointer = pointer + ((nbytes + 511) & -512)
+    return pointer
+
+
+def new_storage(nbytes: int, value: Value) -> torch.UntypedStorage:
+    """A storage of `nbytes` that holds `value`."""
+    storage: torch.UntypedStorage = _construct(_new_pointer(nbytes), device(), nbytes)
+    storage.value = value  # type: ignore[attr-defined]
+    return storage
+
+
+def value_of(storage: torch.UntypedStorage) -> Value:
+    """What the storage holds; a storage that C++ made over one of our pointers gets uninitialised memory."""
+    value = getattr(storage, "value", None)
+    if value is None:
+        value = uninitialised(storage.nbytes())
+        storage.value = value  # type: ignore[attr-defined]
+    return value
+
+
+def set_geometry(
+    tensor: torch.Tensor, storage: torch.UntypedStorage, offset: int, sizes: Sequence[int], strides: Sequence[int]
+) -> torch.Tensor:
+    """Points a device tensor at a place in a storage (PyTorch's own `set_`, which checks the bounds)."""
+    result: torch.Tensor = _set(_HOST_KERNELS, tensor, storage, offset, sizes, strides)
+    return result
+
+
+def view(storage: torch.UntypedStorage, dtype: torch.dtype, offset: int, sizes: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+    """A new tensor over an existing storage."""
+    return set_geometry(_make_empty([], dtype), storage, offset, sizes, strides)
+
+
+def new_tensor(value: Value) -> torch.Tensor:
+    """A tensor over a storage of its own that holds `value`, with the value's sizes, strides and dtype."""
+    g = value.geometry
+    return view(new_storage(g.nbytes, value), g.dtype, 0, g.sizes, g.strides)
+
+
+def empty_tensor(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor with these strides over uninitialised memory."""
+    from torch_tpu.hlo.strided import is_dense, storage_elements
+
+    if is_dense(sizes, strides):
+        return new_tensor(Value(None, geometry(sizes, strides, dtype)))
+    nbytes = storage_elements(sizes, strides) * dtype.itemsize
+    return view(new_storage(nbytes, uninitialised(nbytes, dtype)), dtype, 0, sizes, strides)

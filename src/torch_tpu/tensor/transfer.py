@@ -1,0 +1,95 @@
+"""Copies between host tensors and device values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from torch_tpu import metrics
+from torch_tpu.hlo import types
+from torch_tpu.hlo.strided import contiguous_strides, is_dense
+from torch_tpu.runtime.client import client
+from torch_tpu.tensor.storage import Geometry, Value, geometry, new_tensor, value_of
+
+# numpy has no dtype for these; their bits travel as an integer of the same width.
+_AS_INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def to_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """A contiguous host tensor's memory as a numpy array of the same dtype."""
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    dtype = types.numpy_dtype(tensor.dtype)
+    if dtype.name in np.sctypeDict and dtype.kind != "V":
+        return np.ascontiguousarray(tensor.numpy()).reshape(tensor.shape)
+    bits = tensor.contiguous().view(_AS_INTEGER[dtype.itemsize]).numpy()
+    return bits.view(dtype)
+
+
+def from_numpy(array: npt.NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
+    """A host tensor over the memory of `array`, which may be read-only: the caller must not write into it."""
+    if dtype.itemsize == 0 or array.dtype.name not in np.sctypeDict:
+        bits = array.view(f"i{array.dtype.itemsize}" if array.dtype.itemsize > 1 else "u1")
+        return _wrap(bits).view(dtype)
+    return _wrap(array)
+
+
+def _wrap(array: npt.NDArray[Any]) -> torch.Tensor:
+    if not array.flags.writeable:
+        # torch warns about read-only memory; the tensor made here is only ever read.
+        array = np.ndarray(array.shape, array.dtype, _Writable(array), strides=array.strides) if array.size else array.copy()
+    return torch.from_numpy(array)
+
+
+class _Writable:
+    """The memory of a read-only array, described without its read-only flag."""
+
+    def __new__(cls, array: npt.NDArray[Any]) -> Any:
+        import ctypes
+
+        address = array.__array_interface__["data"][0]
+        memory = (ctypes.c_char * array.nbytes).from_address(address)
+        memory._owner = array  # keeps the buffer alive
+        return memory
+
+
+def value_from_host(tensor: torch.Tensor) -> Value:
+    """A device copy of a host tensor; dense strides are kept, others become contiguous."""
+    strides = tensor.stride()
+    if not is_dense(tensor.shape, strides):
+        tensor = tensor.contiguous()
+        strides = tensor.stride()
+    array = to_numpy(tensor)
+    metrics.count("host_to_device_bytes", array.nbytes)
+    return Value(client().put(array), geometry(tensor.shape, strides, tensor.dtype))
+
+
+def from_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A device tensor with the elements, dtype and (if dense) strides of a host tensor."""
+    return new_tensor(value_from_host(tensor))
+
+
+def host_view(tensor: torch.Tensor) -> torch.Tensor:
+    """A device tensor's elements on the host, waiting for them; the same sizes and strides. Must not be written into.
+
+    On XLA:CPU this reads the device buffer in place.
+    """
+    value = value_of(tensor.untyped_storage())
+    g: Geometry = value.geometry
+    if value.array is None or tensor.numel() == 0:
+        return torch.zeros(tensor.shape, dtype=tensor.dtype)
+    array = client().get(value.array)
+    metrics.count("device_to_host_bytes", array.nbytes)
+    elements = from_numpy(array, g.dtype)
+    if g.strides != contiguous_strides(g.sizes):
+        order = sorted(range(len(g.sizes)), key=lambda d: (-g.strides[d], d))
+        elements = elements.permute(order).contiguous()
+    flat = elements.reshape(-1).view(tensor.dtype)
+    return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A host copy of a device tensor with the same sizes and (if dense) strides."""
+    return host_view(tensor).clone()
