@@ -1,0 +1,66 @@
+"""What stands in for the device when its registration failed: every use raises the original error."""
+
+from __future__ import annotations
+
+import types
+from typing import Any, NoReturn
+
+import torch
+
+
+class _BrokenModule(types.ModuleType):
+    """`torch.tpu` after a failed registration."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__("torch.tpu")
+        self._error = error
+
+    @staticmethod
+    def is_available() -> bool:
+        return False
+
+    @staticmethod
+    def device_count() -> int:
+        return 0
+
+    @staticmethod
+    def _is_in_bad_fork() -> bool:
+        # True makes `torch.manual_seed` pass the device by.
+        return True
+
+    def manual_seed_all(self, seed: int) -> None:
+        raise unusable(self._error)
+
+    def __getattr__(self, name: str) -> Any:
+        # An AttributeError, so that asking `hasattr` breaks no one who does not need the device.
+        raise AttributeError(str(unusable(self._error))) from self._error
+
+
+_libraries: list[torch.library.Library] = []
+
+
+def unusable(error: BaseException) -> RuntimeError:
+    """A fresh error for one use of the device, caused by `error`."""
+    problem = RuntimeError(f"The device 'tpu' could not be registered with PyTorch: {type(error).__name__}: {error}")
+    problem.__cause__ = error
+    return problem
+
+
+def install(error: BaseException) -> None:
+    """Makes `torch.tpu` and every operation on `tpu` raise `error`, unless the name belongs to another backend."""
+    if torch._C._get_privateuse1_backend_name() == "privateuseone":
+        torch.utils.rename_privateuse1_backend("tpu")
+    if torch._C._get_privateuse1_backend_name() != "tpu":
+        return
+
+    def raise_error(*args: object, **kwargs: object) -> NoReturn:
+        raise unusable(error)
+
+    module = _BrokenModule(error)
+    if hasattr(torch, "tpu"):
+        torch.tpu = module
+    else:
+        torch._register_device_module("tpu", module)
+    library = torch.library.Library("_", "IMPL")
+    library.fallback(raise_error, "PrivateUse1")
+    _libraries.append(library)

@@ -1,0 +1,119 @@
+"""The module `torch.tpu`: the names that users, libraries and PyTorch itself look up there.
+
+Its submodules are the files in `public/`, imported as `torch.tpu.<name>` when first named.
+"""
+
+from __future__ import annotations
+
+import importlib
+import types
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torch_tpu.device import fork, memory, properties, random, streams
+from torch_tpu.device.generator import default_generator
+from torch_tpu.device.index import get_device_index
+
+_PUBLIC = Path(__file__).parent / "public"
+
+
+class device:
+    """Makes a device the current one inside a `with` block. There is one, so this only checks the index."""
+
+    def __init__(self, device: Any) -> None:
+        self.idx = get_device_index(device, optional=True)
+        self.prev_idx = 0
+
+    def __enter__(self) -> device:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        pass
+
+
+class device_of(device):
+    """`device` of a tensor or storage; does nothing for one on another device."""
+
+    def __init__(self, obj: Any) -> None:
+        super().__init__(obj.device if obj.device.type == "tpu" else None)
+
+
+def is_in_bad_fork() -> bool:
+    """Whether this process was forked after its parent had started the device, so that it can't be used here."""
+    return fork.in_bad_fork
+
+
+def lazy_init() -> None:
+    """Raises where the device can't be used. The first operation starts it."""
+    fork.check()
+
+
+class TpuModule(types.ModuleType):
+    """`torch.tpu`."""
+
+    @property
+    def eager_mode(self) -> Any:
+        """The process-wide execution mode; may be assigned."""
+        from torch_tpu.eager import mode
+
+        return mode.get_eager_mode()
+
+    @eager_mode.setter
+    def eager_mode(self, value: Any) -> None:
+        from torch_tpu.eager import mode
+
+        mode.use_eager_mode(value)
+
+    @property
+    def EagerMode(self) -> type:
+        """The execution modes."""
+        from torch_tpu.eager import mode
+
+        return mode.EagerMode
+
+    @property
+    def default_generators(self) -> tuple[Any, ...]:
+        """The generator of each device."""
+        return (default_generator(),)
+
+    def set_eager_mode(self, mode: Any) -> Any:
+        """A `with` block with another execution mode; `eager_mode` is the mode outside such blocks."""
+        from torch_tpu.eager.mode import set_eager_mode
+
+        return set_eager_mode(mode)
+
+    def __getattr__(self, name: str) -> types.ModuleType:
+        if name.startswith("_") or not any((_PUBLIC / found).exists() for found in (f"{name}.py", name)):
+            raise AttributeError(f"module 'torch.tpu' has no attribute {name!r}")
+        return importlib.import_module(f"torch.tpu.{name}")
+
+
+def build() -> TpuModule:
+    """The module object, complete."""
+    module = TpuModule("torch.tpu", "The device `tpu`.")
+    module.__file__ = __file__
+    module.__path__ = [str(_PUBLIC)]
+    for source in (memory, properties, random, streams):
+        for name in source.__all__:
+            setattr(module, name, getattr(source, name))
+    for name, value in {
+        "device": device,
+        "device_of": device_of,
+        "_device_t": torch.types.Device,
+        "_initialized": True,
+        "_is_in_bad_fork": is_in_bad_fork,
+        "_lazy_init": lazy_init,
+        "_utils": types.SimpleNamespace(_get_device_index=get_device_index),
+    }.items():
+        setattr(module, name, value)
+    public = [
+        *("EagerMode", "default_generators", "device", "device_of", "eager_mode", "set_eager_mode"),
+        *memory.__all__,
+        *properties.__all__,
+        *random.__all__,
+        *streams.__all__,
+    ]
+    module.__dict__["__all__"] = sorted(public)
+    return module

@@ -1,0 +1,107 @@
+"""Every change to PyTorch's own objects, and to libraries that know a fixed list of devices.
+
+Each changes what happens for `tpu` alone: a CPU or CUDA object takes the path it took before.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from torch_tpu.device import storage, streams
+from torch_tpu.device.generator import Generator
+from torch_tpu.device.post_import import after_import
+from torch_tpu.device.replacement import metaclass_of
+
+_CStream: Any = torch._C.Stream
+_CEvent: Any = torch._C.Event
+
+
+def install() -> None:
+    _replace_generator()
+    _replace_stream_and_event()
+    _complete_untyped_storage()
+    _refuse_dlpack()
+    after_import("torch._dynamo", _skip_own_code)
+    after_import("accelerate.state", _accelerate_default_device)
+
+
+def _replace_generator() -> None:
+    # C++ asks a hook that Python can't implement for new generators; `Generator("tpu")` would raise.
+    torch.Generator = Generator  # type: ignore[misc]
+
+
+def _replace_stream_and_event() -> None:
+    # The C++ classes work for `tpu`, but `Stream.synchronize` does not wait, and `Event.synchronize` and
+    # `Event.elapsed_time` raise. Without a device they mean the accelerator, so here too.
+    torch.Stream = _by_device(_CStream, streams.Stream)  # type: ignore[misc]
+    torch.Event = _by_device(_CEvent, streams.Event)  # type: ignore[misc]
+
+
+def _by_device(original: Any, ours: Any) -> Any:
+    """A class with the name and the instances of `original`, whose objects for `tpu` are made by `ours`."""
+
+    metaclass: Any = metaclass_of(original)
+
+    class Replacement(original, metaclass=metaclass):
+        def __new__(cls, device: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if cls is not Replacement:
+                return original.__new__(cls, *((device, *args) if device is not None else args), **kwargs)
+            if args or "stream_id" in kwargs:
+                by_id = kwargs if device is None else dict(zip(_ID_FIELDS, (device, *args), strict=False)) | kwargs
+                return (ours if by_id.get("device_type") == _TPU_TYPE else original)(**by_id)
+            if device is None or torch.device(device).type == "tpu":
+                return ours(device, **kwargs)
+            return original(device, **kwargs)
+
+    Replacement.__name__ = Replacement.__qualname__ = original.__name__
+    Replacement.__module__ = "torch"
+    Replacement.__doc__ = original.__doc__
+    return Replacement
+
+
+_ID_FIELDS = ("stream_id", "device_index", "device_type")
+_TPU_TYPE = streams.DEVICE_TYPE
+
+
+def _complete_untyped_storage() -> None:
+    # PyTorch has no allocator for `tpu`: `UntypedStorage(n, device="tpu")` would write to address 0, `resize_` raises,
+    # and writing one to a file would read its fake address. The base class is immutable, its subclass is not.
+    untyped: Any = torch.UntypedStorage
+    for name, override in storage.overrides(untyped).items():
+        setattr(untyped, name, override)
+
+
+def _refuse_dlpack() -> None:
+    # The capsule would carry the fake address; the reader would crash.
+    original = torch.Tensor.__dlpack__
+
+    def __dlpack__(self: torch.Tensor, **kwargs: Any) -> Any:
+        if self.device.type == "tpu":
+            raise BufferError("A tensor on 'tpu' can't be exported through DLPack: use .cpu() first")
+        return original(self, **kwargs)
+
+    __dlpack__.__doc__ = original.__doc__
+    torch.Tensor.__dlpack__ = __dlpack__  # type: ignore[method-assign]
+
+
+def _skip_own_code(dynamo: ModuleType) -> None:
+    # Dynamo would trace this package: PyTorch calls it from C++ while frames are evaluated, and some of it calls
+    # back into PyTorch, without end.
+    from torch._dynamo import trace_rules
+
+    trace_rules.add("torch_tpu")
+
+
+def _accelerate_default_device(state: ModuleType) -> None:
+    # accelerate knows a fixed list of devices and takes the CPU when it finds none of them.
+    original = state.PartialState.default_device.fget
+
+    def default_device(self: Any) -> torch.device:
+        device: torch.device = original(self)
+        return torch.device("tpu") if device.type == "cpu" and torch.tpu.is_available() else device  # type: ignore[attr-defined]
+
+    default_device.__doc__ = original.__doc__
+    state.PartialState.default_device = property(default_device)
