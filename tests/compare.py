@@ -1,0 +1,143 @@
+"""Runs the same PyTorch code on the CPU and on the device and compares everything a user can see of the results."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from torch_tpu import metrics
+
+
+def to_device(value: Any, device: str = "tpu") -> Any:
+    """Every tensor of a nest as a leaf on `device` with the same strides, requires_grad kept."""
+
+    def move(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return torch.device(device) if isinstance(leaf, torch.device) else leaf
+        moved = leaf.detach().to(device)
+        if moved.stride() != leaf.stride() and leaf.numel():
+            base = leaf.detach().as_strided((leaf.untyped_storage().nbytes() // leaf.element_size(),), (1,), 0)
+            moved = base.to(device).as_strided(leaf.shape, leaf.stride(), leaf.storage_offset())
+        elif moved is leaf:
+            moved = leaf.detach().clone()
+        return moved.requires_grad_(leaf.requires_grad)
+
+    return tree_map(move, value)
+
+
+@contextlib.contextmanager
+def no_fallback() -> Iterator[None]:
+    """Fails if an operator ran on the CPU inside the block."""
+    before = {k: v for k, v in metrics.counters().items() if k.startswith("fallback::")}
+    yield
+    after = {k: v for k, v in metrics.counters().items() if k.startswith("fallback::")}
+    new = {k: v - before.get(k, 0) for k, v in after.items() if v != before.get(k, 0)}
+    assert not new, f"ran on the CPU: {new}"
+
+
+def assert_same(got: Any, want: Any, *, strides: bool = True, rtol: float | None = None, atol: float | None = None) -> None:
+    """Values (torch.testing's tolerances by default), dtype, shape and strides of every tensor in two nests."""
+    got_leaves, want_leaves = tree_leaves(got), tree_leaves(want)
+    assert len(got_leaves) == len(want_leaves)
+    for i, (g, w) in enumerate(zip(got_leaves, want_leaves, strict=True)):
+        if not isinstance(w, torch.Tensor):
+            assert g == w or (g != g and w != w), f"result {i}: {g!r} instead of {w!r}"
+            continue
+        assert g.dtype is w.dtype, f"result {i}: dtype {g.dtype} instead of {w.dtype}"
+        assert g.shape == w.shape, f"result {i}: shape {tuple(g.shape)} instead of {tuple(w.shape)}"
+        if strides and w.numel() > 1:
+            assert _strides(g) == _strides(w), f"result {i}: strides {g.stride()} instead of {w.stride()}"
+        torch.testing.assert_close(g.detach().cpu(), w.detach(), rtol=rtol, atol=atol, equal_nan=True)
+
+
+def _strides(t: torch.Tensor) -> list[int]:
+    """Strides of the dimensions that have any effect."""
+    return [stride for stride, size in zip(t.stride(), t.shape, strict=True) if size > 1]
+
+
+def check(
+    function: Callable[..., Any],
+    *args: Any,
+    rtol: float | None = None,
+    atol: float | None = None,
+    strides: bool = True,
+    allow_fallback: bool = False,
+    **kwargs: Any,
+) -> None:
+    """`function(*args, **kwargs)` on CPU tensors equals itself on device copies; so do gradients of leaves that want one.
+
+    Arguments written in place are compared as well.
+    """
+    host_args, host_kwargs = to_device((args, kwargs), "cpu")
+    device_args, device_kwargs = to_device((args, kwargs))
+    want = function(*host_args, **host_kwargs)
+    with contextlib.nullcontext() if allow_fallback else no_fallback():
+        got = function(*device_args, **device_kwargs)
+        for leaf in tree_leaves(got):
+            if isinstance(leaf, torch.Tensor):
+                assert leaf.device.type == "tpu", f"a result is on {leaf.device}"
+        assert_same(got, want, strides=strides, rtol=rtol, atol=atol)
+        _check_gradients(got, want, (device_args, device_kwargs), (host_args, host_kwargs), rtol, atol)
+    assert_same((device_args, device_kwargs), (host_args, host_kwargs), rtol=rtol, atol=atol)
+
+
+def _check_gradients(got: Any, want: Any, device_args: Any, host_args: Any, rtol: float | None, atol: float | None) -> None:
+    def wanted(nest: Any) -> list[torch.Tensor]:
+        return [t for t in tree_leaves(nest) if isinstance(t, torch.Tensor) and t.requires_grad]
+
+    host_leaves = [t for t in wanted(host_args) if t.is_leaf]
+    host_results = [t for t in wanted(want) if t.grad_fn is not None]
+    if not host_leaves or not host_results:
+        return
+    device_leaves = [t for t in wanted(device_args) if t.is_leaf]
+    device_results = [t for t in wanted(got) if t.grad_fn is not None]
+    generator = torch.Generator().manual_seed(7)
+    seeds = [torch.randn(t.shape, dtype=torch.float64, generator=generator).to(t.dtype) for t in host_results]
+    want_grads = torch.autograd.grad(host_results, host_leaves, seeds, allow_unused=True)
+    got_grads = torch.autograd.grad(device_results, device_leaves, [s.to("tpu") for s in seeds], allow_unused=True)
+    for g, w in zip(got_grads, want_grads, strict=True):
+        assert (g is None) == (w is None), "a gradient is missing on one side"
+        if w is not None:
+            assert_same(g, w, strides=False, rtol=rtol, atol=atol)
+
+
+def check_opinfo(
+    name: str,
+    dtypes: tuple[torch.dtype, ...] = (torch.float32,),
+    *,
+    variant: str = "",
+    samples: int = 12,
+    grad: bool = True,
+    rtol: float | None = None,
+    atol: float | None = None,
+    strides: bool = True,
+    skip: Callable[[Any], bool] = lambda sample: False,
+) -> None:
+    """An operator on the sample inputs of PyTorch's own test database (`op_db`), spread over all of them."""
+    infos = [i for i in _database() if i.name == name and i.variant_test_name == variant]
+    assert infos, f"op_db has no {name} {variant}"
+    for info in infos:
+        for dtype in dtypes:
+            if dtype not in info.supported_dtypes("cpu"):
+                continue
+            wants_grad = grad and info.supports_autograd and dtype in info.supported_backward_dtypes("cpu")
+            torch.manual_seed(0)
+            all_samples = [s for s in info.sample_inputs("cpu", dtype, requires_grad=wants_grad) if not skip(s)]
+            step = max(1, len(all_samples) // samples)
+            for sample in all_samples[::step]:
+                try:
+                    check(
+                        info.op, sample.input, *sample.args, rtol=rtol, atol=atol, strides=strides, **sample.kwargs
+                    )
+                except Exception as error:
+                    raise AssertionError(f"{name} {variant} {dtype}: {sample.summary()}\n{error}") from error
+
+
+def _database() -> list[Any]:
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return list(op_db)

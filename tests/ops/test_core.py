@@ -1,0 +1,48 @@
+"""Views, writes through views and numbers as data: what every lowering relies on."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.compare import check, no_fallback
+from torch_tpu import metrics
+
+
+def test_write_through_strided_view() -> None:
+    def run(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x[1:3, ::2].mul_(10)
+        x.t()[0].fill_(0.5)
+        x[3].add_(y)
+        return x * 1
+
+    check(run, torch.randn(4, 6), torch.randn(6))
+
+
+def test_gradient_through_views_and_in_place() -> None:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        y[1:3, ::2].mul_(10)
+        y.t()[0].fill_(0.5)
+        return y * y
+
+    check(run, torch.randn(4, 4, requires_grad=True))
+
+
+def test_changing_number_does_not_recompile() -> None:
+    x = torch.ones(3, device="tpu")
+    x * 1.5
+    before = metrics.counters()["compile"]
+    results = [(x * k).sum().item() for k in (0.5, 2.5, -0.0, float("inf"))]
+    x.sum().item()
+    assert results == [1.5, 7.5, 0.0, float("inf")]
+    assert metrics.counters()["compile"] <= before + 1  # sum
+
+
+def test_changing_view_offset_does_not_recompile() -> None:
+    x = torch.arange(12.0).reshape(6, 2).to("tpu")
+    with no_fallback():
+        (x[1] + 1).cpu()
+        before = metrics.counters()["compile"]
+        rows = [(x[i] + 1).tolist() for i in range(1, 6)]
+    assert rows == [[2.0 * i + 1, 2.0 * i + 2] for i in range(1, 6)]
+    assert metrics.counters()["compile"] == before
