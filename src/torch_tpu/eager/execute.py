@@ -94,6 +94,9 @@ class Signature:
             kind, starts = _view(g, t)
             self.key.append(kind)
             self.starts.append(starts)
+        if g.is_complex and t.is_conj():
+            # Matrix products get conjugated views as they are; for other operators PyTorch resolves the bit first.
+            self.key.append("conj")
         self.tensors.append(t)
         self.values.append(value)
         self.storages.append(storage)
@@ -144,6 +147,7 @@ class Signature:
                     t.dtype,
                     ids.index(id(s)),
                     len(starts),
+                    t.is_conj(),
                 )
             )
         return result

@@ -41,6 +41,7 @@ class Input:
     dtype: torch.dtype
     storage: int
     starts: int
+    conj: bool
 
 
 @dataclass
@@ -171,6 +172,8 @@ class _Builder:
                 storages[i] = tracer.add_storage(base, spec.nbytes)
             tensor = torch.empty(0, dtype=spec.dtype, device="meta")
             tensor.set_(storages[spec.storage], spec.offset, spec.sizes, spec.strides)  # type: ignore[call-overload]
+            if spec.conj:
+                tensor = tensor.conj()
             if spec.starts:
                 table = given["starts", i]
                 tracer.view_starts(

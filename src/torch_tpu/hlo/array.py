@@ -133,7 +133,7 @@ def constant(value: Number | npt.ArrayLike, dtype: torch.dtype, shape: Sequence[
     raw = np.ascontiguousarray(array)
     if dtype is torch.bool:
         raw = np.packbits(raw, bitorder="little")
-    elif numpy_dtype.kind == "V" or numpy_dtype.name not in np.sctypeDict:
+    elif numpy_dtype.isbuiltin != 1:
         raw = raw.view(f"u{numpy_dtype.itemsize}")
     attribute = ir.DenseElementsAttr.get(raw, type=element_type, shape=array.shape)
     result = Array(stablehlo.constant(attribute), array.shape, dtype)

@@ -47,6 +47,8 @@ def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
 
 def is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether the elements fill a block of memory without gaps or overlap, in any order of the dimensions."""
+    if 0 in sizes:
+        return True
     expected = 1
     for stride, size in sorted((st, sz) for st, sz in zip(strides, sizes, strict=True) if sz != 1):
         if stride != expected:

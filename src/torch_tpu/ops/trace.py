@@ -139,7 +139,8 @@ class Tracer(TorchDispatchMode):
         storage = tensor.untyped_storage()
         sizes, strides = tuple(tensor.shape), tensor.stride()
         if not strided.is_dense(sizes, strides) or storage.nbytes() != tensor.numel() * tensor.dtype.itemsize:
-            if 0 in sizes or 0 in strides:
+            if 0 in strides:
+                # Expanded: no layout of its own to keep.
                 tensor = torch.empty(sizes, dtype=tensor.dtype, device="meta")
                 return self._fresh(tensor, array)
             self._bases[storage._cdata] = Base(None, (storage.nbytes() // tensor.dtype.itemsize,), (1,), tensor.dtype)

@@ -34,12 +34,13 @@ def device() -> torch.device:
 class Geometry:
     """How the dimensions of a value lie in its storage; interned, so that equal ones are the same object."""
 
-    __slots__ = ("dtype", "nbytes", "sizes", "strides")
+    __slots__ = ("dtype", "is_complex", "nbytes", "sizes", "strides")
 
     def __init__(self, sizes: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> None:
         self.sizes = sizes
         self.strides = strides
         self.dtype = dtype
+        self.is_complex = dtype.is_complex
         self.nbytes = math.prod(sizes) * dtype.itemsize
 
     def __repr__(self) -> str:

@@ -22,7 +22,7 @@ def to_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """A contiguous host tensor's memory as a numpy array of the same dtype."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
     dtype = types.numpy_dtype(tensor.dtype)
-    if dtype.name in np.sctypeDict and dtype.kind != "V":
+    if dtype.isbuiltin == 1:
         return np.ascontiguousarray(tensor.numpy()).reshape(tensor.shape)
     bits = tensor.contiguous().view(_AS_INTEGER[dtype.itemsize]).numpy()
     return bits.view(dtype)
@@ -30,7 +30,7 @@ def to_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
 
 def from_numpy(array: npt.NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
     """A host tensor over the memory of `array`, which may be read-only: the caller must not write into it."""
-    if dtype.itemsize == 0 or array.dtype.name not in np.sctypeDict:
+    if array.dtype.isbuiltin != 1:
         bits = array.view(f"i{array.dtype.itemsize}" if array.dtype.itemsize > 1 else "u1")
         return _wrap(bits).view(dtype)
     return _wrap(array)
