@@ -54,7 +54,7 @@ def test_saving_to_a_file(tmp_path, zipped):
 
 
 def test_loading_for_a_device_that_is_not_there():
-    with pytest.raises(RuntimeError, match="Invalid device index 1"):
+    with pytest.raises(RuntimeError, match="invalid device tpu:1"):
         torch.load(saved(torch.ones(2)), map_location="tpu:1")
 
 

@@ -16,7 +16,6 @@ def install() -> None:
         _library.impl("_has_compatible_shallow_copy_type", _has_compatible_shallow_copy_type, key)
         _library.impl("scaled_dot_product_attention", sdpa.scaled_dot_product_attention, key)
     _library.impl("_efficientzerotensor", _efficientzerotensor, "PrivateUse1")
-    _library.impl("record_stream", _record_stream, "PrivateUse1")
     _library.impl("_pin_memory", _pin_memory, "CPU")
     _library.impl("is_pinned", _is_pinned, "CPU")
     _library.impl("is_pinned", _is_pinned, "PrivateUse1")
@@ -43,10 +42,6 @@ def _efficientzerotensor(
 ) -> torch.Tensor:
     """Plain zeros: the key of a tensor without memory can't be set from Python, and forward-mode AD needs one."""
     return torch.zeros(size, dtype=dtype, device=device)
-
-
-def _record_stream(self: torch.Tensor, stream: Any) -> None:
-    """Nothing: the device's memory is not reused before the programs that read it have run."""
 
 
 # Host memory needs no pinning, because PJRT copies from any. What asks for it (DataLoader, `Tensor.pin_memory`) gets

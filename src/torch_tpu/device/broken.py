@@ -7,6 +7,8 @@ from typing import Any, NoReturn
 
 import torch
 
+from torch_tpu.device import privateuse1
+
 
 class _BrokenModule(types.ModuleType):
     """`torch.tpu` after a failed registration."""
@@ -47,20 +49,14 @@ def unusable(error: BaseException) -> RuntimeError:
 
 
 def install(error: BaseException) -> None:
-    """Makes `torch.tpu` and every operation on `tpu` raise `error`, unless the name belongs to another backend."""
-    if torch._C._get_privateuse1_backend_name() == "privateuseone":
-        torch.utils.rename_privateuse1_backend("tpu")
-    if torch._C._get_privateuse1_backend_name() != "tpu":
+    """Makes `torch.tpu` and every operation on `tpu` raise `error`, unless another package has the device's place."""
+    if privateuse1.is_taken():
         return
 
     def raise_error(*args: object, **kwargs: object) -> NoReturn:
         raise unusable(error)
 
-    module = _BrokenModule(error)
-    if hasattr(torch, "tpu"):
-        torch.tpu = module
-    else:
-        torch._register_device_module("tpu", module)
+    privateuse1.claim(_BrokenModule(error))
     library = torch.library.Library("_", "IMPL")
     library.fallback(raise_error, "PrivateUse1")
     _libraries.append(library)

@@ -41,7 +41,7 @@ class _State:
         self.offset = offset
 
 
-class Generator(_CGenerator, metaclass=_GeneratorType):  # type: ignore[metaclass]
+class Generator(_CGenerator, metaclass=_GeneratorType):
     """`torch.Generator`: for `tpu` an object of this class, for any other device PyTorch's own generator."""
 
     _state: _State

@@ -24,8 +24,8 @@ def check_index(index: int | None) -> int:
     if str(index) == os.environ.get("LOCAL_RANK"):
         return 0
     raise RuntimeError(
-        f"Invalid device index {index} for 'tpu': this process drives one device, tpu:0. "
-        "To use several, start one process per device, for example with torchrun."
+        f"invalid device tpu:{index}: this process has one tpu device, tpu:0. Several devices are used by several "
+        "processes (torchrun)."
     )
 
 
