@@ -1,4 +1,4 @@
-"""Every change to PyTorch's own objects, and to libraries that know a fixed list of devices.
+"""Every change to PyTorch's own objects, except the functions of `torch.accelerator`, which `accelerator` replaces.
 
 Each changes what happens for `tpu` alone: a CPU or CUDA object takes the path it took before.
 """
@@ -25,7 +25,6 @@ def install() -> None:
     _complete_untyped_storage()
     _refuse_dlpack()
     after_import("torch._dynamo", _skip_own_code)
-    after_import("accelerate.state", _accelerate_default_device)
 
 
 def _replace_generator() -> None:
@@ -93,15 +92,3 @@ def _skip_own_code(dynamo: ModuleType) -> None:
     from torch._dynamo import trace_rules
 
     trace_rules.add("torch_tpu")
-
-
-def _accelerate_default_device(state: ModuleType) -> None:
-    # accelerate knows a fixed list of devices and takes the CPU when it finds none of them.
-    original = state.PartialState.default_device.fget
-
-    def default_device(self: Any) -> torch.device:
-        device: torch.device = original(self)
-        return torch.device("tpu") if device.type == "cpu" and torch.tpu.is_available() else device  # type: ignore[attr-defined]
-
-    default_device.__doc__ = original.__doc__
-    state.PartialState.default_device = property(default_device)

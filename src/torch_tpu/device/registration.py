@@ -18,7 +18,7 @@ def register() -> None:
             f"{torch._C._get_privateuse1_backend_name()!r} is already registered. Uninstall one of the two packages, "
             "or set TORCH_DEVICE_BACKEND_AUTOLOAD=0 and import the one you want."
         )
-    from torch_tpu.device import accelerator, autocast, autograd_kernels, fork, generator, module, patches
+    from torch_tpu.device import accelerator, autocast, autograd_kernels, fork, generator, libraries, module, patches
     from torch_tpu.eager import gate, hooks
 
     privateuse1.claim(module.build())
@@ -28,5 +28,6 @@ def register() -> None:
     autocast.install()
     autograd_kernels.install()
     patches.install()
+    libraries.install()
     fork.install()
     gate.install()
