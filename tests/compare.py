@@ -39,7 +39,9 @@ def no_fallback() -> Iterator[None]:
     assert not new, f"ran on the CPU: {new}"
 
 
-def assert_same(got: Any, want: Any, *, strides: bool = True, rtol: float | None = None, atol: float | None = None) -> None:
+def assert_same(
+    got: Any, want: Any, *, strides: bool = True, rtol: float | None = None, atol: float | None = None
+) -> None:
     """Values (torch.testing's tolerances by default), dtype, shape and strides of every tensor in two nests."""
     got_leaves, want_leaves = tree_leaves(got), tree_leaves(want)
     assert len(got_leaves) == len(want_leaves)
@@ -68,7 +70,7 @@ def check(
     allow_fallback: bool = False,
     **kwargs: Any,
 ) -> None:
-    """`function(*args, **kwargs)` on CPU tensors equals itself on device copies; so do gradients of leaves that want one.
+    """`function(*args, **kwargs)` on CPU tensors equals itself on device copies; so do the leaves' gradients.
 
     Arguments written in place are compared as well.
     """
@@ -85,7 +87,9 @@ def check(
     assert_same((device_args, device_kwargs), (host_args, host_kwargs), rtol=rtol, atol=atol)
 
 
-def _check_gradients(got: Any, want: Any, device_args: Any, host_args: Any, rtol: float | None, atol: float | None) -> None:
+def _check_gradients(
+    got: Any, want: Any, device_args: Any, host_args: Any, rtol: float | None, atol: float | None
+) -> None:
     def wanted(nest: Any) -> list[torch.Tensor]:
         return [t for t in tree_leaves(nest) if isinstance(t, torch.Tensor) and t.requires_grad]
 
@@ -130,9 +134,7 @@ def check_opinfo(
             step = max(1, len(all_samples) // samples)
             for sample in all_samples[::step]:
                 try:
-                    check(
-                        info.op, sample.input, *sample.args, rtol=rtol, atol=atol, strides=strides, **sample.kwargs
-                    )
+                    check(info.op, sample.input, *sample.args, rtol=rtol, atol=atol, strides=strides, **sample.kwargs)
                 except Exception as error:
                     raise AssertionError(f"{name} {variant} {dtype}: {sample.summary()}\n{error}") from error
 

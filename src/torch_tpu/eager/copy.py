@@ -9,9 +9,9 @@ import torch
 from torch_tpu.eager.errors import device_mismatch
 from torch_tpu.eager.kernels import kernel, program
 from torch_tpu.hlo.strided import is_dense
+from torch_tpu.runtime.client import client
 from torch_tpu.tensor.storage import Value, geometry, new_tensor, value_of
 from torch_tpu.tensor.transfer import from_host, host_view, to_numpy
-from torch_tpu.runtime.client import client
 
 aten = torch.ops.aten
 
@@ -59,10 +59,10 @@ def copy_(dst: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> t
         src = (src if src.device.type == "cpu" else _physical(src)).resolve_conj().resolve_neg()
     if on_device:
         value = _whole_value(src)
-        if value is not None and src.shape == dst.shape and src.stride() == dst.stride() and src.dtype is dst.dtype:
-            if owns_storage(dst):
-                dst.untyped_storage().value = value  # type: ignore[attr-defined]
-                return dst
+        same = src.shape == dst.shape and src.stride() == dst.stride() and src.dtype is dst.dtype
+        if value is not None and same and owns_storage(dst):
+            dst.untyped_storage().value = value  # type: ignore[attr-defined]
+            return dst
         program(aten.copy_.default)(dst, src)
     elif dst.device.type == "tpu":
         write_from_host(dst, src)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
+from types import FrameType
 
 import torch
 
@@ -16,12 +16,12 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
 
 def user_line() -> str:
     """`file:line` of the innermost frame that belongs neither to torch nor to this package."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith((_PACKAGE, _TORCH, "<")):
             return f"{name}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return "unknown place (called from C++)"
 
 
@@ -46,7 +46,3 @@ def translate(error: Exception) -> Exception:
     if type(error).__module__.startswith("jaxlib"):
         return RuntimeError(f"the tpu device failed at {user_line()}: {text[:2000]}")
     return error
-
-
-def format_error(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(type(error), error)).strip()

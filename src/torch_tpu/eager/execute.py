@@ -20,7 +20,7 @@ from torch_tpu.eager.plan import Alias, Call, Fresh, Input, Plan, Slot, make_pla
 from torch_tpu.hlo import strided, types
 from torch_tpu.ops.registry import NoLowering
 from torch_tpu.runtime.client import Buffer, client
-from torch_tpu.tensor.storage import Geometry, Value, new_storage, set_geometry, value_of, view
+from torch_tpu.tensor.storage import Geometry, Value, new_storage, value_of, view
 from torch_tpu.tensor.transfer import to_numpy
 
 _matmul_precision = torch._C._get_float32_matmul_precision
@@ -32,32 +32,24 @@ _making = threading.RLock()
 _counters = metrics._counters
 
 
-class ViewOf:
-    """A view of a value that isn't the whole value, up to where its slices start. Interned: compared by identity."""
+class ViewKind:
+    """A way to view values of one geometry, up to where its slices start. Interned: compared by identity."""
 
-    __slots__ = ("geometry", "sizes", "strides", "template_offset")
-
-    def __init__(self, geometry: Geometry, sizes: Any, strides: Any, template_offset: int) -> None:
-        self.geometry = geometry
-        self.sizes = sizes
-        self.strides = strides
-        self.template_offset = template_offset
+    __slots__ = ()
 
 
-_views: dict[tuple[Any, ...], tuple[ViewOf, tuple[int, ...]]] = {}
-_view_kinds: dict[tuple[Any, ...], ViewOf] = {}
+_views: dict[tuple[Any, ...], tuple[ViewKind, tuple[int, ...]]] = {}
+_view_kinds: dict[tuple[Any, ...], ViewKind] = {}
 
 
-def _view(g: Geometry, t: torch.Tensor) -> tuple[ViewOf, tuple[int, ...]]:
+def _view(g: Geometry, t: torch.Tensor) -> tuple[ViewKind, tuple[int, ...]]:
     key = (g, t.shape, t.stride(), t.storage_offset(), t.dtype)
     found = _views.get(key)
     if found is None:
         steps, starts = strided.plan(
-            tuple(g.sizes), g.strides, tuple(t.shape), t.stride(), t.storage_offset(), g.dtype, t.dtype
+            tuple(g.sizes), g.strides, tuple(t.shape), t.stride(), int(t.storage_offset()), g.dtype, t.dtype
         )
-        kind = _view_kinds.setdefault(
-            (g, t.shape, t.stride(), t.dtype, steps), ViewOf(g, t.shape, t.stride(), t.storage_offset())
-        )
+        kind = _view_kinds.setdefault((g, t.shape, t.stride(), t.dtype, steps), ViewKind())
         if len(_views) > 65536:
             _views.clear()
         found = _views[key] = (kind, starts)
@@ -143,7 +135,7 @@ class Signature:
                     s.nbytes(),
                     tuple(t.shape),
                     t.stride(),
-                    t.storage_offset(),
+                    int(t.storage_offset()),
                     t.dtype,
                     ids.index(id(s)),
                     len(starts),
@@ -249,8 +241,6 @@ def submit(plan: Plan, sig: Signature, generator: Any = None) -> Any:
         for slot, message, kind in plan.checks:
             if not client().get(results[slot]):
                 raise kind(message)
-    if results:
-        client()._newest = results[-1]
     for i, slot, g in plan.writes:
         sig.storages[i].value = Value(results[slot], g)
     returned = plan.returned
@@ -307,6 +297,3 @@ def computes_wide(sig: Signature, extra: list[Any]) -> bool:
     dtypes = [t.dtype for t in sig.tensors] + [t.dtype for t in sig.hosts]
     dtypes += [v for v in extra if isinstance(v, torch.dtype)] + [torch.get_default_dtype()]
     return any(d in _WIDE for d in dtypes)
-
-
-__all__ = ["Signature", "clear_plans", "computes_wide", "find_plan", "initialise", "placeholders", "set_geometry", "submit"]

@@ -1,7 +1,7 @@
 """Registration at load time: the few kernels through which any program reaches the device first.
 
-Registering a kernel for every ATen overload takes a quarter of a second and needs the lowerings, so it waits until one of
-these, or the boxed fallback, is called. (The fallback alone would not do: PyTorch can't call a Python fallback
+Registering a kernel for every ATen overload takes a quarter of a second and needs the lowerings, so it waits until one
+of these, or the boxed fallback, is called. (The fallback alone would not do: PyTorch can't call a Python fallback
 while a TorchDispatchMode is active, see `register`.)
 """
 

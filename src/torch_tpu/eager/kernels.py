@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from typing import Any, TypeVar
 
 from torch._ops import OpOverload
@@ -26,7 +26,7 @@ def kernel(*names: str) -> Callable[[Function], Function]:
     return register
 
 
-@lru_cache(maxsize=None)
+@cache
 def program(func: OpOverload) -> Callable[..., Any]:
     """The kernel that runs an overload as a compiled program."""
     from torch_tpu.eager.operator import Operator

@@ -48,9 +48,7 @@ def empty(
 ) -> torch.Tensor:
     dtype = _checked(device, layout, dtype)
     if any(s < 0 for s in size):
-        raise RuntimeError(
-            f"Trying to create tensor with negative dimension {min(size)}: {list(size)}"
-        )
+        raise RuntimeError(f"Trying to create tensor with negative dimension {min(size)}: {list(size)}")
     if memory_format in (None, torch.contiguous_format, torch.preserve_format):
         return empty_tensor(size, strided.contiguous_strides(size), dtype)
     like = torch.empty(size, dtype=dtype, device="meta", memory_format=memory_format)
@@ -98,7 +96,7 @@ def set_storage(t: torch.Tensor, source: torch.UntypedStorage) -> torch.Tensor:
 
 @kernel("set_.source_Tensor")
 def set_tensor(t: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    return set_geometry(t, source.untyped_storage(), source.storage_offset(), source.shape, source.stride())
+    return set_geometry(t, source.untyped_storage(), int(source.storage_offset()), source.shape, source.stride())
 
 
 @kernel("set_")
@@ -117,9 +115,7 @@ def is_set_to(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 @kernel("resize_")
-def resize_(
-    t: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None
-) -> torch.Tensor:
+def resize_(t: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
     """Keeps the storage where it is large enough; else the tensor gets a larger one that begins with the old elements.
 
     Other tensors over the old storage keep it: the size of a device storage can't change in place from Python.
@@ -130,7 +126,7 @@ def resize_(
         strides: tuple[int, ...] = strided.contiguous_strides(size)
     else:
         strides = torch.empty(size, device="meta", memory_format=memory_format).stride()
-    storage, offset = t.untyped_storage(), t.storage_offset()
+    storage, offset = t.untyped_storage(), int(t.storage_offset())
     needed = strided.storage_elements(size, strides, offset) * t.element_size()
     if needed > storage.nbytes():
         old = value_of(storage)

@@ -46,7 +46,7 @@ class OutKernel:
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
-    found = []
+    found: list[torch.Tensor] = []
     for v in values:
         found.extend(_tensors(v) if isinstance(v, (list, tuple)) else [v])
     return found
@@ -74,4 +74,3 @@ def place(out: torch.Tensor, result: torch.Tensor) -> None:
             )
         out.resize_(result.shape)
     copy.copy_(out, result)
-

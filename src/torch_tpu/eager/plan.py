@@ -1,7 +1,7 @@
 """A plan: the compiled program of one operator signature, and how its results become tensors.
 
-A plan is made by tracing the operator once on meta tensors (`ops.trace`), and found again by signature. It knows nothing
-of particular tensors, so the same plan can later be a node of a bigger program.
+A plan is made by tracing the operator once on meta tensors (`ops.trace`), and found again by signature. It knows
+nothing of particular tensors, so the same plan can later be a node of a bigger program.
 """
 
 from __future__ import annotations
@@ -171,13 +171,13 @@ class _Builder:
                 self.bases[i] = base
                 storages[i] = tracer.add_storage(base, spec.nbytes)
             tensor = torch.empty(0, dtype=spec.dtype, device="meta")
-            tensor.set_(storages[spec.storage], spec.offset, spec.sizes, spec.strides)  # type: ignore[call-overload]
+            tensor.set_(storages[spec.storage], spec.offset, spec.sizes, spec.strides)
             if spec.conj:
                 tensor = tensor.conj()
             if spec.starts:
-                table = given["starts", i]
+                starts = given["starts", i]
                 tracer.view_starts(
-                    tensor, [hlo.reshape(hlo.slice_(table, [k], [k + 1]), ()) for k in range(spec.starts)]
+                    tensor, [hlo.reshape(hlo.slice_(starts, [k], [k + 1]), ()) for k in range(spec.starts)]
                 )
             self.tensors.append(tensor)
         hosts = []
@@ -214,7 +214,7 @@ class _Builder:
         for i, tensor in enumerate(self.tensors):
             if tensor is returned:
                 return Alias(i, True)
-        place = (tuple(returned.shape), returned.stride(), returned.storage_offset())
+        place = (tuple(returned.shape), returned.stride(), int(returned.storage_offset()))
         for i, tensor in enumerate(self.tensors):
             if tensor.untyped_storage()._cdata == storage._cdata:
                 return Alias(i, False, *place, returned.dtype)

@@ -7,7 +7,7 @@ A Python number beside an Array becomes a constant of the Array's dtype.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from jaxlib.mlir.dialects import chlo, stablehlo
 from torch_tpu.hlo import types
 
 Number = bool | int | float | complex
-Operand = "Array | Number"
 
 
 class Array:
@@ -27,7 +26,7 @@ class Array:
 
     __slots__ = ("dtype", "shape", "value")
 
-    def __init__(self, value: ir.Value, shape: Sequence[int], dtype: torch.dtype) -> None:
+    def __init__(self, value: Any, shape: Sequence[int], dtype: torch.dtype) -> None:
         self.value = value
         self.shape = tuple(shape)
         self.dtype = dtype
@@ -130,12 +129,12 @@ def constant(value: Number | npt.ArrayLike, dtype: torch.dtype, shape: Sequence[
         with np.errstate(all="ignore"):
             array = array.astype(numpy_dtype)
     element_type = types.element_type(dtype)
-    raw = np.ascontiguousarray(array)
+    raw: Any = np.ascontiguousarray(array)
     if dtype is torch.bool:
         raw = np.packbits(raw, bitorder="little")
     elif numpy_dtype.isbuiltin != 1:
         raw = raw.view(f"u{numpy_dtype.itemsize}")
-    attribute = ir.DenseElementsAttr.get(raw, type=element_type, shape=array.shape)
+    attribute = ir.DenseElementsAttr.get(raw, type=element_type, shape=list(array.shape))
     result = Array(stablehlo.constant(attribute), array.shape, dtype)
     return result if shape is None else broadcast_to(result, shape)
 
@@ -209,7 +208,7 @@ def broadcast_to(x: Array, shape: Sequence[int]) -> Array:
 
 
 def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
-    return tuple(torch.broadcast_shapes(*shapes))
+    return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
 
 
 def expand_dims(x: Array, *dimensions: int) -> Array:
@@ -227,7 +226,9 @@ def squeeze(x: Array, *dimensions: int) -> Array:
 
 def slice_(x: Array, starts: Sequence[int], limits: Sequence[int], strides: Sequence[int] | None = None) -> Array:
     strides = [1] * x.ndim if strides is None else list(strides)
-    shape = [max(0, -(-(limit - start) // stride)) for start, limit, stride in zip(starts, limits, strides, strict=True)]
+    shape = [
+        max(0, -(-(limit - start) // stride)) for start, limit, stride in zip(starts, limits, strides, strict=True)
+    ]
     if tuple(shape) == x.shape:
         return x
     return Array(stablehlo.slice(x.value, list(starts), list(limits), strides), shape, x.dtype)
@@ -346,7 +347,7 @@ def _pair(x: Array | Number, y: Array | Number) -> tuple[Array, Array]:
     return x, y
 
 
-def _binary(name: str) -> Any:
+def _binary(name: str) -> Callable[[Array | Number, Array | Number], Array]:
     build = getattr(stablehlo, name)
 
     def operation(x: Array | Number, y: Array | Number) -> Array:
@@ -401,7 +402,7 @@ def clamp(low: Array | Number, x: Array, high: Array | Number) -> Array:
 # --- elementwise: one operand ------------------------------------------------------------------------------------
 
 
-def _unary(name: str, dialect: Any = stablehlo) -> Any:
+def _unary(name: str, dialect: Any = stablehlo) -> Callable[[Array], Array]:
     build = getattr(dialect, name)
 
     def operation(x: Array) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from jaxlib.mlir import ir
@@ -41,7 +42,7 @@ def build(name: str, parameters: Sequence[Spec], body: Callable[..., Sequence[Ar
         module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
         with ir.InsertionPoint(module.body):
             argument_types = [types.tensor_type(shape, dtype) for shape, dtype in parameters]
-            main = func.FuncOp("main", (argument_types, []))
+            main: Any = func.FuncOp("main", (argument_types, []))
             main.attributes["sym_visibility"] = ir.StringAttr.get("public")
             block = main.add_entry_block()
         with ir.InsertionPoint(block):
@@ -57,7 +58,7 @@ def build(name: str, parameters: Sequence[Spec], body: Callable[..., Sequence[Ar
 def drop_unused_parameters(module: ir.Module) -> list[bool]:
     """Removes the parameters of `main` that nothing reads; returns for each whether it was read."""
     with building, context(), ir.Location.unknown():
-        main = next(op for op in module.body.operations if isinstance(op, func.FuncOp))
+        main: Any = next(op for op in module.body.operations if isinstance(op, func.FuncOp))
         block = main.entry_block
         used = [any(True for _ in argument.uses) for argument in block.arguments]
         for i in reversed(range(len(used))):

@@ -337,7 +337,8 @@ def plan(
     if order != sorted(order):
         result.step(Transpose(tuple(order)), [base_sizes[d] for d in order])
     if base_dtype is not dtype:
-        assert base_dtype is not None and dtype is not None
+        assert base_dtype is not None
+        assert dtype is not None
         result.reshape([math.prod(base_sizes)])
         result.step(Retype(base_dtype, dtype), [math.prod(base_sizes) * base_dtype.itemsize // dtype.itemsize])
     else:

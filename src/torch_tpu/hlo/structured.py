@@ -117,9 +117,7 @@ def convolution(
         room = size + sum(padding[i]) - window
         shape[out_spec[2 + i]] = room // strides[i] + 1 if room >= 0 else 0
     flat_padding = ir.DenseElementsAttr.get(
-        _int64([edge for pair in padding for edge in pair]).reshape(spatial, 2)
-        if spatial
-        else _int64([]).reshape(0, 2)
+        _int64([edge for pair in padding for edge in pair]).reshape(spatial, 2) if spatial else _int64([]).reshape(0, 2)
     )
     value = stablehlo.convolution(
         types.tensor_type(tuple(shape), dtype),
@@ -147,7 +145,9 @@ def _int64(values: Sequence[int]) -> Any:
 # --- reduction ---------------------------------------------------------------------------------------------------
 
 
-def reduce(arrays: Sequence[Array], initial: Sequence[Array], dimensions: Sequence[int], combine: Combine) -> list[Array]:
+def reduce(
+    arrays: Sequence[Array], initial: Sequence[Array], dimensions: Sequence[int], combine: Combine
+) -> list[Array]:
     """Reduces several equally shaped arrays together; `combine` gets the two halves' scalars: (*left, *right)."""
     if not dimensions:
         return list(arrays)
@@ -423,11 +423,13 @@ def custom_call(
     def layouts(lists: Sequence[Sequence[int]] | None) -> ir.ArrayAttr | None:
         if lists is None:
             return None
-        import numpy as np
 
         index = ir.IndexType.get()
         return ir.ArrayAttr.get(
-            [ir.DenseIntElementsAttr.get(np.asarray(order, np.int64), type=index, shape=[len(order)]) for order in lists]
+            [
+                ir.DenseIntElementsAttr.get(_int64(order), type=index, shape=[len(order)])
+                for order in lists
+            ]
         )
 
     operation = stablehlo.CustomCallOp(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from torch._ops import OpOverload
@@ -22,7 +22,7 @@ _FUNCTIONAL_NAMES = {
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def functional(func: OpOverload) -> OpOverload | None:
     """The functional overload an in-place or `out=` overload computes."""
     sig = signature(func)
@@ -33,7 +33,12 @@ def functional(func: OpOverload) -> OpOverload | None:
         candidates = [name.removesuffix("_out"), "" if name == "out" else name.removesuffix("out"), "", name]
         for candidate in [*candidates, *_overload_names(namespace, packet)]:
             found = overload(packet, candidate, namespace)
-            if found is not None and found is not func and not signature(found).is_out and not signature(found).is_inplace:
+            if (
+                found is not None
+                and found is not func
+                and not signature(found).is_out
+                and not signature(found).is_inplace
+            ):
                 own = [(a.name, a.kind) for a in signature(found).arguments]
                 if [a for a in own if a[0] not in ("dtype", "layout", "device", "pin_memory")] == [
                     a for a in wanted if a[0] not in ("dtype", "layout", "device", "pin_memory")
@@ -58,7 +63,7 @@ def _overload_names(namespace: str, packet: str) -> list[str]:
     return [] if found is None else [n for n in found.overloads() if "out" not in n]
 
 
-@lru_cache(maxsize=None)
+@cache
 def lowering(func: OpOverload) -> registry.Lowering | None:
     """An operator's own lowering, or that of the functional operator its in-place form computes."""
     own = registry.find(func)
@@ -98,7 +103,7 @@ def _foreach_overload(packet: str, name: str) -> OpOverload | None:
     return None
 
 
-@lru_cache(maxsize=None)
+@cache
 def foreach_element(func: OpOverload) -> OpOverload | None:
     """The single-tensor operator that a foreach operator applies to each entry of its lists, if it has a lowering."""
     packet = func._schema.name.partition("::")[2]

@@ -52,7 +52,7 @@ def elementwise(*names: str, static: Iterable[str] = (), by: str = "out") -> Cal
             return function(*(cast(a, dtype) for a in args), **operands, **{name: extras[name] for name in wanted})
 
         # `wraps` makes inspect see the formula's own parameters; the registry must see the extras added here.
-        del lowering.__wrapped__  # type: ignore[attr-defined]
+        del lowering.__wrapped__
         lower(*names, static=static)(lowering)
         return function
 

@@ -6,9 +6,9 @@ A lowering is a function of Arrays that returns Arrays:
     def addmm(bias, a, b, *, beta, alpha):
         return beta * bias + alpha * dot(a, b)
 
-It receives every argument of the operator's schema, by position or keyword as the schema has it: tensors as Arrays (None
-where an optional one is missing), lists as lists, numbers that are data (`Scalar`, `float`) as 0-d Arrays or, where
-the caller left the default, as the plain default; everything else (sizes, dimensions, flags, dtypes) as it is.
+It receives every argument of the operator's schema, by position or keyword as the schema has it: tensors as Arrays
+(None where an optional one is missing), lists as lists, numbers that are data (`Scalar`, `float`) as 0-d Arrays or,
+where the caller left the default, as the plain default; everything else (sizes, dimensions, flags, dtypes) as it is.
 
 It returns the operator's fresh results in schema order, then the new value of each argument the schema marks as
 written (None for "unchanged"). In-place, `out=` and foreach forms need no entry: `ops.derived` makes them from this one.

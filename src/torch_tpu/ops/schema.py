@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -48,7 +48,7 @@ class Signature(NamedTuple):
     returns_list: bool
 
 
-@lru_cache(maxsize=None)
+@cache
 def signature(func: OpOverload) -> Signature:
     schema = func._schema
     arguments = []
@@ -89,7 +89,7 @@ def bind(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> lis
     arguments = signature(func).arguments
     values = list(args)
     for a in arguments[len(args) :]:
-        values.append(kwargs[a.name] if a.name in kwargs else a.default)
+        values.append(kwargs.get(a.name, a.default))
     return values
 
 

@@ -35,7 +35,7 @@ class _Aval:
         self.sharding: Any = None
 
 
-class _OneDevice(compat.xla.SingleDeviceSharding):  # type: ignore[misc, name-defined]
+class _OneDevice(compat.xla.SingleDeviceSharding):  # type: ignore[misc]
     memory_kind = None
 
     def _to_xla_hlo_sharding(self, ndim: int) -> Any:
@@ -80,7 +80,6 @@ class Client:
         self._devices = compat.xla.DeviceList((self.device,))
         self._device_list = [self.device]
         self._copy_semantics = compat.xla.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
-        self._newest: Buffer | None = None
 
     def put(self, array: npt.NDArray[Any]) -> Buffer:
         """A device copy of `array`. The caller may change or free `array` as soon as this returns."""
@@ -123,17 +122,11 @@ class Client:
         handlers = [compat.result_handler(_Aval(shape, dtype), self._sharding) for shape, dtype in results]
         return Executable(loaded, handlers)
 
-    def enqueued(self, buffers: list[Buffer]) -> None:
-        """Remembers the newest results, which `synchronize` waits for."""
-        if buffers:
-            self._newest = buffers[-1]
-
     def synchronize(self) -> None:
-        """Waits until everything enqueued has run."""
-        newest = self._newest
-        self._newest = None
-        if newest is not None and not newest.is_deleted():
-            newest.block_until_ready()
+        """Waits until everything enqueued has run: programs may finish out of order, so for every live result."""
+        for buffer in self._client.live_arrays():
+            if not buffer.is_ready():
+                buffer.block_until_ready()
 
 
 def _make_client(chosen: platform.Platform) -> Any:

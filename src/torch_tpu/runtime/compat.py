@@ -13,7 +13,7 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 
 import jaxlib
-from jaxlib import _hlo
+from jaxlib import _hlo  # type: ignore[attr-defined]
 from jaxlib import xla_client as _xla_client
 
 xla: Any = _xla_client._xla

@@ -139,7 +139,9 @@ def set_geometry(
     return result
 
 
-def view(storage: torch.UntypedStorage, dtype: torch.dtype, offset: int, sizes: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+def view(
+    storage: torch.UntypedStorage, dtype: torch.dtype, offset: int, sizes: Sequence[int], strides: Sequence[int]
+) -> torch.Tensor:
     """A new tensor over an existing storage."""
     return set_geometry(_make_empty([], dtype), storage, offset, sizes, strides)
 

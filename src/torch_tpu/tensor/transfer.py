@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -37,22 +38,12 @@ def from_numpy(array: npt.NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
 
 
 def _wrap(array: npt.NDArray[Any]) -> torch.Tensor:
-    if not array.flags.writeable:
-        # torch warns about read-only memory; the tensor made here is only ever read.
-        array = np.ndarray(array.shape, array.dtype, _Writable(array), strides=array.strides) if array.size else array.copy()
-    return torch.from_numpy(array)
-
-
-class _Writable:
-    """The memory of a read-only array, described without its read-only flag."""
-
-    def __new__(cls, array: npt.NDArray[Any]) -> Any:
-        import ctypes
-
-        address = array.__array_interface__["data"][0]
-        memory = (ctypes.c_char * array.nbytes).from_address(address)
-        memory._owner = array  # keeps the buffer alive
-        return memory
+    if not array.flags.writeable and array.size:
+        # torch warns about read-only memory, although what is made here is only ever read.
+        memory = (ctypes.c_char * array.nbytes).from_address(array.__array_interface__["data"][0])
+        memory._owner = array  # type: ignore[attr-defined]  # keeps the device buffer alive
+        array = np.ndarray(array.shape, array.dtype, memoryview(memory), strides=array.strides)
+    return torch.from_numpy(array if array.size else array.copy())
 
 
 def value_from_host(tensor: torch.Tensor) -> Value:
