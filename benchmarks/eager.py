@@ -1,0 +1,75 @@
+"""Cost of one eager operator on small tensors, beside the same operator on the CPU: `python benchmarks/eager.py`.
+
+Prints microseconds per call (median of several rounds, without waiting for results) and the ratio to a CPU add in the
+same run. `--check` exits with 1 if strict eager costs more than 35 times a CPU operator's dispatch.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+LIMIT = 35.0
+ROUNDS = 7
+CALLS = 2000
+
+
+def microseconds(call: Callable[[], object]) -> float:
+    """Median time of a call over several rounds."""
+    for _ in range(50):
+        call()
+    rounds = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        for _ in range(CALLS):
+            call()
+        rounds.append((time.perf_counter() - began) / CALLS * 1e6)
+        torch.accelerator.synchronize()
+    return statistics.median(rounds)
+
+
+def operators(device: str) -> dict[str, Callable[[], object]]:
+    torch.manual_seed(0)
+    x, y = torch.randn(8, 8).to(device), torch.randn(8, 8).to(device)
+    row = torch.randn(8).to(device)
+    index = torch.tensor([1, 3, 5]).to(device)
+    weight = torch.randn(8, 8).to(device)
+    return {
+        "add": lambda: x + y,
+        "multiply by a number": lambda: x * 2.5,
+        "in-place add": lambda: x.add_(y),
+        "relu": lambda: torch.relu(x),
+        "sum over a dimension": lambda: x.sum(1),
+        "matrix product": lambda: x @ y,
+        "linear with bias": lambda: torch.nn.functional.linear(x, weight, row),
+        "view": lambda: x.view(4, 16),
+        "add of two rows (views)": lambda: x[1] + y[2],
+        "write into a row": lambda: x[1].copy_(row),
+        "index_select": lambda: x.index_select(0, index),
+        "cat": lambda: torch.cat([x, y]),
+        "softmax": lambda: torch.softmax(x, -1),
+    }
+
+
+def main() -> int:
+    device, host = operators("tpu"), operators("cpu")
+    table = Table("operator on 8×8 float32", "tpu µs", "cpu µs", "ratio")
+    ratios = {}
+    for name in device:
+        on_device, on_host = microseconds(device[name]), microseconds(host[name])
+        ratios[name] = on_device / on_host
+        table.add_row(name, f"{on_device:.1f}", f"{on_host:.2f}", f"{ratios[name]:.1f}×")
+    Console().print(table)
+    worst = max(ratios, key=ratios.__getitem__)
+    print(f"worst: {worst}, {ratios[worst]:.1f}× (limit {LIMIT:.0f}×); add: {ratios['add']:.1f}×")
+    return 1 if "--check" in sys.argv and ratios[worst] > LIMIT else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
