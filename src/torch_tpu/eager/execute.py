@@ -238,9 +238,9 @@ def submit(plan: Plan, sig: Signature, generator: Any = None) -> Any:
         raise translate(error) from error
     _counters["execute"] += 1
     if plan.checks:
-        for slot, message, kind in plan.checks:
+        for slot, message, kind, value in plan.checks:
             if not client().get(results[slot]):
-                raise kind(message)
+                raise kind(message if value is None else message.format(client().get(results[value])))
     for i, slot, g in plan.writes:
         sig.storages[i].value = Value(results[slot], g)
     returned = plan.returned

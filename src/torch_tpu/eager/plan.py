@@ -102,7 +102,7 @@ class Plan:
             in this order; then the random state if `uses_rng`.
         draws: by how many 32-bit words the program advances the random generator.
         writes: (input, result, geometry): the new value of an input's storage.
-        checks: (result, message, error): what must hold before anything is written.
+        checks: (result, message, error, result for the message's {}): what must hold before anything is written.
         returned: what the call returns, with Fresh and Alias in place of tensors.
     """
 
@@ -114,7 +114,7 @@ class Plan:
     uses_rng: bool
     draws: int
     writes: tuple[tuple[int, int, Geometry], ...]
-    checks: tuple[tuple[int, str, type[Exception]], ...]
+    checks: tuple[tuple[int, str, type[Exception], int | None], ...]
     returned: Any
 
 
@@ -200,9 +200,10 @@ class _Builder:
                 self.writes.append((i, len(self.results), g))
                 self.results.append(base.value())
         self.check_slots = []
-        for condition, message, error in tracer.checks:
-            self.check_slots.append((len(self.results), message, error))
-            self.results.append(condition)
+        for condition, message, error, value in tracer.checks:
+            slot = len(self.results)
+            self.check_slots.append((slot, message, error, None if value is None else slot + 1))
+            self.results.extend([condition] if value is None else [condition, value])
         return self.results
 
     def _describe(self, returned: Any) -> Any:

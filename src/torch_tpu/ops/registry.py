@@ -17,7 +17,7 @@ Parameters a lowering may ask for by name, beyond the schema's:
     out: `Spec` (or a list of them) of the fresh results, as PyTorch's meta kernel says.
     common: the dtype PyTorch's promotion gives the operands together.
     rng: `Rng`, the source of random bits.
-    check: `check(condition, message, error)`: a 0-d bool Array that must hold.
+    check: `check(condition, message, error, value)`: a 0-d bool Array that must hold; a 0-d `value` replaces `{}`.
 """
 
 from __future__ import annotations

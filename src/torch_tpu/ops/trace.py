@@ -22,7 +22,7 @@ from torch_tpu.ops.random_bits import Rng
 from torch_tpu.ops.registry import NoLowering, Spec
 from torch_tpu.ops.schema import bind, signature, unbind
 
-Check = tuple[Array, str, type[Exception]]
+Check = tuple[Array, str, type[Exception], Array | None]
 
 
 class Base:
@@ -302,9 +302,12 @@ class Tracer(TorchDispatchMode):
             return [self._operand(v) for v in value]
         return value
 
-    def _check(self, condition: Array, message: str, error: type[Exception] = RuntimeError) -> None:
+    def _check(
+        self, condition: Array, message: str, error: type[Exception] = RuntimeError, value: Array | None = None
+    ) -> None:
+        """States a run-time condition; `{}` in the message stands for the 0-d `value`."""
         if self._with_checks:
-            self.checks.append((condition, message, error))
+            self.checks.append((condition, message, error, value))
 
 
 # Operators that only make or describe memory: the meta kernel says it all.
