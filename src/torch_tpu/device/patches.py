@@ -24,6 +24,7 @@ def install() -> None:
     _replace_stream_and_event()
     _complete_untyped_storage()
     _refuse_dlpack()
+    _print_host_copies()
     after_import("torch._dynamo", _skip_own_code)
 
 
@@ -71,6 +72,17 @@ def _complete_untyped_storage() -> None:
     untyped: Any = torch.UntypedStorage
     for name, override in storage.overrides(untyped).items():
         setattr(untyped, name, override)
+
+
+def _print_host_copies() -> None:
+    # Formatting runs a dozen small operators on the tensor; on the device each would be compiled for its shape.
+    original = torch._tensor_str._tensor_str  # type: ignore[attr-defined]
+
+    def _tensor_str(tensor: torch.Tensor, indent: int) -> str:
+        text: str = original(tensor.detach().cpu() if tensor.device.type == "tpu" else tensor, indent)
+        return text
+
+    torch._tensor_str._tensor_str = _tensor_str  # type: ignore[attr-defined]
 
 
 def _refuse_dlpack() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,7 @@ from torch_tpu.eager import hooks, mode
 from torch_tpu.eager.errors import device_mismatch, translate
 from torch_tpu.eager.plan import Alias, Call, Fresh, Input, Plan, Slot, make_plan
 from torch_tpu.hlo import strided, types
-from torch_tpu.ops.registry import NoLowering
-from torch_tpu.runtime.client import Buffer, client
+from torch_tpu.runtime.client import Buffer, client, client_errors
 from torch_tpu.tensor.storage import Geometry, Value, new_storage, value_of, view
 from torch_tpu.tensor.transfer import to_numpy
 
@@ -27,9 +27,16 @@ _matmul_precision = torch._C._get_float32_matmul_precision
 _WIDE = frozenset({torch.float64, torch.complex128})
 _Tensor = torch.Tensor
 
-_plans: dict[tuple[Any, ...], Plan | None] = {}
+_plans: dict[tuple[Any, ...], Plan | Unsupported] = {}
 _making = threading.RLock()
 _counters = metrics._counters
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """In place of a plan: a call that no program can express, and why."""
+
+    reason: str
 
 
 class ViewKind:
@@ -145,8 +152,8 @@ class Signature:
         return result
 
 
-def find_plan(key: tuple[Any, ...], make: Callable[[], Call]) -> Plan | None:
-    """The plan of a signature, made at its first call; None if the operator has no lowering."""
+def find_plan(key: tuple[Any, ...], make: Callable[[], Call]) -> Plan | Unsupported:
+    """The plan of a signature, made at its first call."""
     try:
         plan = _plans[key]
         _counters["compile_cache_hit"] += 1
@@ -158,8 +165,11 @@ def find_plan(key: tuple[Any, ...], make: Callable[[], Call]) -> Plan | None:
             return _plans[key]
         try:
             plan = make_plan(make())
-        except NoLowering:
-            plan = None
+        except NotImplementedError as error:
+            plan = Unsupported(str(error))
+        except client_errors() as error:
+            # The compiler has no code for this program, such as a dtype the platform lacks.
+            plan = Unsupported(f"the compiler refused it: {str(error).splitlines()[0]}")
         _plans[key] = plan
         return plan
 

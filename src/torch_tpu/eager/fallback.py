@@ -28,7 +28,7 @@ def _policy() -> str:
     return policy
 
 
-def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> Any:
     """Runs an operator's CPU kernel on host copies; results and written arguments go back to the device.
 
     Raises:
@@ -38,14 +38,14 @@ def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     policy = _policy()
     if policy == "error":
         raise NotImplementedError(
-            f"{name} has no lowering for the tpu device (at {user_line()}); TORCH_TPU_FALLBACK=error forbids running "
+            f"{name} can't run on the tpu device (at {user_line()}): {reason}. TORCH_TPU_FALLBACK=error forbids running "
             "it on the CPU."
         )
     metrics.count(f"fallback::{name}")
     if policy == "warn" and name not in _warned:
         _warned.add(name)
         warnings.warn(
-            f"{name} has no lowering for the tpu device and runs on the CPU (first at {user_line()}). "
+            f"{name} runs on the CPU (first at {user_line()}): {reason}. "
             "torch_tpu.metrics.report() counts such calls; TORCH_TPU_FALLBACK=allow silences this.",
             stacklevel=3,
         )

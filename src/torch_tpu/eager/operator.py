@@ -52,8 +52,8 @@ class Operator:
             if name == "generator":
                 generator = value
         plan = execute.find_plan(sig.finish(), lambda: self._call(sig, args, kwargs))
-        if plan is None:
-            return run_on_cpu(self.func, args, kwargs)
+        if type(plan) is execute.Unsupported:
+            return run_on_cpu(self.func, args, kwargs, plan.reason)
         return execute.submit(plan, sig, generator)
 
     def _call(self, sig: execute.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:

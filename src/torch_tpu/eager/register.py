@@ -20,6 +20,7 @@ from torch_tpu.eager.kernels import HANDWRITTEN, program
 from torch_tpu.eager.memory import host_metadata_kernel
 from torch_tpu.eager.out import OutKernel
 from torch_tpu.ops import derived
+from torch_tpu.ops.registry import decomposes_here
 from torch_tpu.ops.schema import signature
 
 HANDWRITTEN_MODULES = ("torch_tpu.eager.memory", "torch_tpu.eager.copy")
@@ -75,7 +76,7 @@ def kernel_for(name: str) -> Callable[..., Any] | None:
         # Taking over a composite operator would take its derivative away.
         return None
     sig = signature(func)
-    own = derived.lowering(func) is not None or derived.foreach_element(func) is not None
+    own = derived.lowering(func) is not None or derived.foreach_element(func) is not None or decomposes_here(func)
     if own and not sig.is_out:
         return program(func)
     if _has_kernel(name, "CompositeExplicitAutograd"):

@@ -31,6 +31,7 @@ import torch
 from torch._ops import OpOverload
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Check = Callable[..., None]
 EXTRAS = ("out", "common", "rng", "check")
 
 
@@ -113,6 +114,11 @@ def decomposition(func: OpOverload) -> Callable[..., Any] | None:
     if own is not None:
         return own
     return torch._decomp.decomposition_table.get(func)
+
+
+def decomposes_here(func: OpOverload) -> bool:
+    """Whether this project gives a decomposition of its own for an operator."""
+    return name_of(func) in _decompositions
 
 
 def names() -> list[str]:

@@ -181,7 +181,8 @@ class Tracer(TorchDispatchMode):
             raise NoLowering(func)
         self._decomposing.append(func)
         try:
-            return self._decompose(func, _plain(args), _plain(kwargs))
+            given = {name: _plain(value) for name, value in kwargs.items() if value is not None}
+            return self._decompose(func, _plain(args), given)
         finally:
             self._decomposing.pop()
 

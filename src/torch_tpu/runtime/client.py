@@ -156,6 +156,12 @@ def client() -> Client:
     return _client
 
 
+def client_errors() -> type[Exception]:
+    """What the client raises when compiling or running fails."""
+    error: type[Exception] = compat.xla.JaxRuntimeError
+    return error
+
+
 def is_initialised() -> bool:
     """Whether the client exists; a process that forks after this point can't use the device in the child."""
     return _client is not None
