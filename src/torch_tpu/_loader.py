@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 _lock = threading.RLock()
@@ -30,9 +31,11 @@ def load() -> None:
             registration.register()
         except Exception as error:
             _failure = error
-            from torch_tpu.device import broken
+            # Where even this fails, the device stays unknown to PyTorch, which then says so itself.
+            with contextlib.suppress(Exception):
+                from torch_tpu.device import broken
 
-            broken.install(error)
+                broken.install(error)
 
 
 def failure() -> BaseException | None:

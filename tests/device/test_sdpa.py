@@ -122,6 +122,19 @@ def test_sdpa_kernel_chooses():
         F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
 
 
+def test_function_transforms():
+    def loss(x):
+        return F.scaled_dot_product_attention(x, x, x).pow(2).sum()
+
+    x = torch.randn(4, *SAME[0])
+    for function, argument in (
+        (torch.func.grad(loss), x[0]),
+        (torch.func.vmap(loss), x),
+        (torch.func.vmap(torch.func.grad(loss)), x),
+    ):
+        torch.testing.assert_close(function(argument.to("tpu")).cpu(), function(argument), rtol=1e-4, atol=1e-5)
+
+
 def test_inference_mode():
     x = torch.randn(SAME[0])
     with torch.inference_mode():

@@ -24,6 +24,26 @@ def test_a_storage_of_numbers():
     assert torch.UntypedStorage().nbytes() == 0
 
 
+def test_slices_are_refused():
+    with pytest.raises(NotImplementedError, match="slice a tensor over it"):
+        torch.UntypedStorage(8, device="tpu")[2:4]
+    assert torch.UntypedStorage([1, 2, 3])[1:].tolist() == [2, 3]
+
+
+def test_byteswap():
+    x = torch.tensor([1, 256], dtype=torch.int16)
+    on_device = x.to("tpu")
+    for tensor in (x, on_device):
+        tensor.untyped_storage().byteswap(torch.int16)
+    assert x.tolist() == on_device.tolist() == [256, 1]
+
+
+def test_an_empty_storage_of_the_same_device():
+    assert torch.ones(2, device="tpu").untyped_storage().new().device.type == "tpu"
+    assert torch.ones(2).untyped_storage().new().device.type == "cpu"
+    assert torch.UntypedStorage._new_shared(4, device="tpu").nbytes() == 4
+
+
 def test_data_pointers_are_unique_and_follow_the_offset():
     x, y = torch.ones(4, device="tpu"), torch.ones(4, device="tpu")
     assert x.data_ptr() not in (0, y.data_ptr())

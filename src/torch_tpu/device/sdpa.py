@@ -78,7 +78,7 @@ def _validate(
 
 
 def _fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float, enable_gqa: bool) -> bool:
-    if dropout_p != 0.0 or query.is_nested or not query.dim() == key.dim() == value.dim():
+    if dropout_p != 0.0 or query.is_nested or _in_vmap() or not query.dim() == key.dim() == value.dim():
         return False
     if query.dim() not in (3, 4) or query.numel() == 0 or key.numel() == 0 or value.numel() == 0:
         return False
@@ -88,6 +88,12 @@ def _fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p
         return False
     heads, shared = query.shape[-3], key.shape[-3]
     return heads == shared or (enable_gqa and query.dim() == 4 and heads % shared == 0)
+
+
+def _in_vmap() -> bool:
+    """Whether a `vmap` is active: the fused operation has no batching rule."""
+    stack = torch._C._functorch.get_interpreter_stack()
+    return stack is not None and any(level.key() == torch._C._functorch.TransformType.Vmap for level in stack)
 
 
 def _fused(

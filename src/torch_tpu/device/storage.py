@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 _base: Any = torch._C.StorageBase
+_base_new_empty = _base.new
 _base_nbytes = _base.nbytes
 _base_resize = _base.resize_
+_base_byteswap = _base._byteswap
 _base_write_file = _base._write_file
 _base_set_from_file = _base._set_from_file
 
@@ -32,6 +34,10 @@ def _new(cls: type, *args: Any, **kwargs: Any) -> Any:
     on_cpu = _base.__new__(cls, content)
     made = new_storage(_base_nbytes(on_cpu), uninitialised(_base_nbytes(on_cpu)))
     return made.copy_(on_cpu)
+
+
+def _new_empty(self: Any) -> Any:
+    return _base_new_empty(self) if self.device.type != "tpu" else torch.UntypedStorage(0, device=self.device)
 
 
 def nbytes(self: Any) -> int:
@@ -71,6 +77,23 @@ def _set_from_file(self: Any, file: Any, offset: Any, is_real_file: bool, elemen
     return self.copy_(read)
 
 
+def _byteswap(self: Any, element_size: int) -> None:
+    swapped = self.cpu()
+    _base_byteswap(swapped, element_size)
+    if swapped is not self:
+        self.copy_(swapped)
+
+
+def _getitem(original: Callable[..., Any]) -> Callable[..., Any]:
+    def __getitem__(self: Any, index: Any) -> Any:
+        if isinstance(index, slice) and self.device.type == "tpu":
+            # C++ would make a second storage over a part of the fake address range.
+            raise NotImplementedError("A storage on 'tpu' can't be sliced: slice a tensor over it")
+        return original(self, index)
+
+    return __getitem__
+
+
 def _to(original: Callable[..., Any]) -> Callable[..., Any]:
     def to(self: Any, *, device: Any, non_blocking: bool = False) -> Any:
         # A non-blocking copy to the host would ask for pinned memory, which needs an allocator too.
@@ -85,9 +108,12 @@ def overrides(untyped: Any) -> dict[str, Any]:
     return {
         "__new__": staticmethod(_new),
         "__len__": nbytes,
+        "new": _new_empty,
         "nbytes": nbytes,
         "size": nbytes,
         "resize_": resize_,
+        "__getitem__": _getitem(untyped.__getitem__),
+        "_byteswap": _byteswap,
         "_write_file": _write_file,
         "_set_from_file": _set_from_file,
         "to": _to(untyped.to),
