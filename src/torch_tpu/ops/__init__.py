@@ -6,9 +6,19 @@ import importlib
 
 FAMILIES = (
     "elementwise",
+    "transcendental",
+    "rounding",
+    "bitwise",
+    "complex",
     "creation",
     "reduction",
     "matmul",
+    "convolution",
+    "grouped_matmul",
+    "norm",
+    "scan",
+    "indexing",
+    "scatter",
 )
 
 _loaded = False

@@ -18,37 +18,117 @@ def precision() -> str:
     return PRECISION[torch.get_float32_matmul_precision()]
 
 
-def dot(x: Array, y: Array, contract: tuple[list[int], list[int]], batch: tuple[list[int], list[int]] = ([], [])) -> Array:
+def dot(
+    x: Array, y: Array, contract: tuple[list[int], list[int]], batch: tuple[list[int], list[int]] = ([], [])
+) -> Array:
     """A contraction accumulated in PyTorch's accumulation dtype (float32 for float16 and bfloat16)."""
-    wide = compute_dtype(x.dtype)
     if x.dtype is torch.bool:
-        raise TypeError("matrix product of bool")
-    return structured.dot_general(x, y, contract, batch, dtype=wide, precision=precision())
+        raise NotImplementedError("matrix product not implemented for 'Bool'")
+    if x.dtype is not y.dtype:
+        raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {x.dtype} != {y.dtype}")
+    return structured.dot_general(x, y, contract, batch, dtype=compute_dtype(x.dtype), precision=precision())
 
 
-@lower("mm", "dot")
+def matrix_product(a: Array, b: Array) -> Array:
+    """a @ b over the last two dimensions; leading ones are batch dimensions, the same in both."""
+    leading = list(range(a.ndim - 2))
+    return dot(a, b, ([a.ndim - 1], [b.ndim - 2]), (leading, leading))
+
+
+@lower("mm", "mm.dtype", "bmm", "bmm.dtype")
 def mm(a: Array, b: Array, out_dtype: torch.dtype | None = None) -> Array:
-    return dot(a, b, ([a.ndim - 1], [0]))
+    return matrix_product(a, b)
 
 
-@lower("bmm")
-def bmm(a: Array, b: Array) -> Array:
-    return dot(a, b, ([2], [1]), ([0], [0]))
-
-
-@lower("mv")
+@lower("mv", "dot")
 def mv(a: Array, v: Array) -> Array:
-    return dot(a, v, ([1], [0]))
+    return dot(a, v, ([a.ndim - 1], [0]))
 
 
-@lower("addmm")
+@lower("vdot")
+def vdot(x: Array, y: Array) -> Array:
+    return dot(hlo.conj(x), y, ([0], [0]))
+
+
+@lower("addmm", "baddbmm")
 def addmm(bias: Array, a: Array, b: Array, *, beta: Array | Number, alpha: Array | Number) -> Array:
-    return plus_scaled(bias, dot(a, b, ([1], [0])), beta, alpha)
+    return plus_scaled(bias, matrix_product(a, b), beta, alpha)
 
 
-@lower("baddbmm")
-def baddbmm(bias: Array, a: Array, b: Array, *, beta: Array | Number, alpha: Array | Number) -> Array:
-    return plus_scaled(bias, dot(a, b, ([2], [1]), ([0], [0])), beta, alpha)
+@lower("addmm.dtype", "baddbmm.dtype")
+def addmm_dtype(
+    bias: Array, a: Array, b: Array, out_dtype: torch.dtype, *, beta: Array | Number, alpha: Array | Number
+) -> Array:
+    return plus_scaled(bias, matrix_product(a, b), beta, alpha)
+
+
+@lower("addmv")
+def addmv(bias: Array, a: Array, v: Array, *, beta: Array | Number, alpha: Array | Number) -> Array:
+    return plus_scaled(bias, mv(a, v), beta, alpha)
+
+
+@lower("addbmm")
+def addbmm(bias: Array, a: Array, b: Array, *, beta: Array | Number, alpha: Array | Number) -> Array:
+    return plus_scaled(bias, dot(a, b, ([0, 2], [0, 1])), beta, alpha)
+
+
+@lower("addr")
+def addr(bias: Array, x: Array, y: Array, *, beta: Array | Number, alpha: Array | Number, out: Spec) -> Array:
+    wide = compute_dtype(out.dtype)
+    x, y = hlo.expand_dims(hlo.convert(x, wide), 1), hlo.expand_dims(hlo.convert(y, wide), 0)
+    if out.dtype is torch.bool:
+        return _plus_scaled_bool(bias, x & y, beta, alpha)
+    return plus_scaled(bias, x * y, beta, alpha)
+
+
+@lower("_addmm_activation", static=["use_gelu"])
+def addmm_activation(
+    bias: Array, a: Array, b: Array, *, beta: Array | Number, alpha: Array | Number, use_gelu: bool
+) -> Array:
+    """gelu (its tanh form, as cuBLASLt's epilogue) or relu of addmm."""
+    x = plus_scaled(bias, matrix_product(a, b), beta, alpha)
+    if not use_gelu:
+        return hlo.maximum(x, 0)
+    return x * 0.5 * (hlo.tanh((x + x * x * x * 0.044715) * 0.7978845608028654) + 1)
+
+
+@lower("_int_mm")
+def int_mm(a: Array, b: Array) -> Array:
+    if not a.dtype is b.dtype is torch.int8:
+        raise RuntimeError(f"_int_mm: Expected both matrices to be int8 but got {a.dtype} and {b.dtype}")
+    return structured.dot_general(a, b, ([1], [0]), dtype=torch.int32)
+
+
+@lower("_weight_int8pack_mm")
+def weight_int8pack_mm(x: Array, weight: Array, scales: Array) -> Array:
+    """x @ weightᵀ with int8 weights that have a scale per row."""
+    product = dot(x, hlo.convert(weight, x.dtype), ([1], [1]))
+    return product * hlo.convert(scales, product.dtype)
+
+
+@lower("_scaled_mm")
+def scaled_mm(
+    a: Array,
+    b: Array,
+    scale_a: Array,
+    scale_b: Array,
+    bias: Array | None = None,
+    scale_result: Array | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> Array:
+    """(scale_a·a) @ (scale_b·b) + bias for float8 matrices; a scale is one number, one per row of a or column of b."""
+    product = structured.dot_general(
+        hlo.convert(a, torch.bfloat16), hlo.convert(b, torch.bfloat16), ([1], [0]), dtype=torch.float32
+    )
+    result = product * _scale(scale_a) * _scale(scale_b)
+    if bias is not None:
+        result = result + hlo.convert(bias, torch.float32)
+    return result if scale_result is None else result * _scale(scale_result)
+
+
+def _scale(scale: Array) -> Array:
+    return hlo.reshape(scale, ()) if scale.size == 1 else scale
 
 
 def plus_scaled(bias: Array, product: Array, beta: Array | Number, alpha: Array | Number) -> Array:
@@ -62,3 +142,12 @@ def plus_scaled(bias: Array, product: Array, beta: Array | Number, alpha: Array 
         beta = hlo.convert(beta, product.dtype)
         return hlo.select(beta.eq(0), product, bias * beta + product)
     return product if beta == 0 else bias + product if beta == 1 else bias * beta + product
+
+
+def _plus_scaled_bool(bias: Array, product: Array, beta: Array | Number, alpha: Array | Number) -> Array:
+    """`plus_scaled` where + is or and · is and."""
+
+    def scaled(x: Array, factor: Array | Number) -> Array:
+        return x & hlo.convert(factor, torch.bool) if isinstance(factor, Array) else x & bool(factor)
+
+    return scaled(bias, beta) | scaled(product, alpha)
