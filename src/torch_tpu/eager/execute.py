@@ -19,6 +19,7 @@ from torch_tpu.eager import hooks, mode
 from torch_tpu.eager.errors import device_mismatch, translate
 from torch_tpu.eager.plan import Alias, Call, Fresh, Input, Plan, Slot, make_plan
 from torch_tpu.hlo import strided, types
+from torch_tpu.ops.derived import IsData
 from torch_tpu.runtime.client import Buffer, client, client_errors
 from torch_tpu.tensor.storage import Geometry, Value, new_storage, value_of, view
 from torch_tpu.tensor.transfer import to_numpy
@@ -106,7 +107,7 @@ class Signature:
         self.key.append(t.dtype)
         self.hosts.append(t)
 
-    def argument(self, value: Any, is_data: bool) -> None:
+    def argument(self, value: Any, is_data: IsData) -> None:
         """Any argument: a tensor, a number that is data, or part of the program."""
         if isinstance(value, _Tensor):
             self.tensor(value)
@@ -114,9 +115,13 @@ class Signature:
             self.key.append(len(value))
             for item in value:
                 self.argument(item, is_data)
-        elif is_data and isinstance(value, (int, float, complex)):
+        elif is_data and isinstance(value, (int, float, complex)) and (is_data is True or is_data(value)):
             self.key.append(type(value))
             self.data.append(value)
+        elif isinstance(value, (float, complex, bool)):
+            # Equal keys are not enough: 1 == 1.0 == True, 0.0 == -0.0, nan != nan.
+            self.key.append(type(value))
+            self.key.append(repr(value))
         elif isinstance(value, torch._C.Generator):
             self.key.append(None)
         else:
@@ -283,13 +288,13 @@ def _assemble(tree: Any, results: list[Buffer], sig: Signature, storages: dict[i
     return tree
 
 
-def placeholders(value: Any, sig: Signature, is_data: bool, taken: dict[str, int]) -> Any:
+def placeholders(value: Any, sig: Signature, is_data: IsData, taken: dict[str, int]) -> Any:
     """`value` with a Slot in place of everything that is not part of the program, in the order `argument` met it."""
     if isinstance(value, _Tensor):
         kind = "input" if value.is_tpu else "host"  # type: ignore[attr-defined]
     elif isinstance(value, (list, tuple)):
         return [placeholders(item, sig, is_data, taken) for item in value]
-    elif is_data and isinstance(value, (int, float, complex)):
+    elif is_data and isinstance(value, (int, float, complex)) and (is_data is True or is_data(value)):
         kind = "data"
     elif isinstance(value, torch._C.Generator):
         return None

@@ -20,21 +20,14 @@ CHECK_BOUNDS_ALWAYS: bool | None = None
 class Operator:
     """A dispatcher kernel: signature → plan → results. Calling it is running the operator."""
 
-    __slots__ = ("data", "func", "has_data", "keyword_data", "name", "rule", "sig")
+    __slots__ = ("data", "func", "keyword_data", "name", "sig")
 
     def __init__(self, func: OpOverload) -> None:
         self.func = func
         self.name = func._schema.name.partition("::")[2]
         self.sig = signature(func)
-        self.has_data = derived.has_data_arguments(func)
-        rule = derived.lowering(func)
-        static = rule.static if rule is not None else frozenset()
-        self.data = tuple(
-            self.has_data and (a.is_data or a.is_data_list or a.is_tensor or a.is_tensor_list) and a.name not in static
-            for a in self.sig.arguments
-        )
+        self.data = tuple(derived.is_data(func, a) for a in self.sig.arguments)
         self.keyword_data = {a.name: d for a, d in zip(self.sig.arguments, self.data, strict=True)}
-        self.rule = rule
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if hooks.forked is not None:

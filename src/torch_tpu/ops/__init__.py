@@ -19,6 +19,9 @@ FAMILIES = (
     "scan",
     "indexing",
     "scatter",
+    "activation",
+    "softmax",
+    "loss",
 )
 
 _loaded = False

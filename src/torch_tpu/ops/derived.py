@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 from torch._ops import OpOverload
 
 from torch_tpu.ops import registry
-from torch_tpu.ops.schema import overload, signature
+from torch_tpu.ops.schema import Argument, overload, signature
 
 # In-place random operators whose functional twin has another name.
 _FUNCTIONAL_NAMES = {
@@ -127,9 +128,23 @@ def foreach_calls(func: OpOverload, values: list[Any]) -> list[list[Any]]:
     return calls
 
 
-def has_data_arguments(func: OpOverload) -> bool:
-    """Whether numbers given to this operator may be inputs of its program: it is lowered, not decomposed."""
-    return lowering(func) is not None or foreach_element(func) is not None
+# Whether a number given for an argument is an input of the program; where that depends on the number, a predicate.
+IsData = bool | Callable[[Any], bool]
+
+
+def is_data(func: OpOverload, argument: Argument) -> IsData:
+    """Whether what is given for an argument is an input of the program: never so where the operator is decomposed."""
+    rule = lowering(func)
+    if rule is None and (element := foreach_element(func)) is not None:
+        rule = registry.find(element)
+    if rule is None:
+        return False
+    if not (argument.is_data or argument.is_data_list or argument.is_tensor or argument.is_tensor_list):
+        return False
+    if argument.name not in rule.static:
+        return True
+    is_structure = rule.static[argument.name]
+    return is_structure is not None and (lambda number: not is_structure(number))
 
 
 def written_arguments(func: OpOverload, rule: registry.Lowering) -> list[int]:

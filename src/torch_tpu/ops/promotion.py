@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import types
 from torch_tpu.hlo.array import Array
-from torch_tpu.ops.registry import Function, Spec, lower
+from torch_tpu.ops.registry import EXTRAS, Function, IsStructure, Spec, lower
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -33,26 +33,31 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
     return value
 
 
-def elementwise(*names: str, static: Iterable[str] = (), by: str = "out") -> Callable[[Function], Function]:
+def elementwise(
+    *names: str, static: Iterable[str] | Mapping[str, IsStructure] = (), by: str = "out"
+) -> Callable[[Function], Function]:
     """Registers a formula whose operands are all converted to the dtype PyTorch computes in.
 
     Args:
         by: where that dtype comes from: "out", the result's dtype, for most operators; "common", the operands' promoted
-            dtype, for those whose result has another one (comparisons, `isnan`, `abs` of complex).
+            dtype itself, for those that compare or take bits apart and so must see the values as they are.
     """
 
     def register(function: Function) -> Function:
-        wanted = [name for name in ("out", "common") if name in inspect.signature(function).parameters]
+        wanted = [name for name in EXTRAS if name in inspect.signature(function).parameters]
 
         @functools.wraps(function)
         def lowering(*args: Any, out: Spec, common: torch.dtype, **kwargs: Any) -> Array:
-            dtype = compute_dtype(out.dtype if by == "out" else common)
-            extras = {"out": out, "common": common}
+            dtype = compute_dtype(out.dtype) if by == "out" else common
+            given = {"out": out, "common": common}
             operands = {name: cast(value, dtype) for name, value in kwargs.items()}
-            return function(*(cast(a, dtype) for a in args), **operands, **{name: extras[name] for name in wanted})
+            extras = {name: given[name] for name in wanted if name in given}
+            return function(*(cast(a, dtype) for a in args), **operands, **extras)
 
-        # `wraps` makes inspect see the formula's own parameters; the registry must see the extras added here.
-        del lowering.__wrapped__
+        # What the registry asks for: the formula's extras and the two used here.
+        lowering.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in {*wanted, "out", "common"}]
+        )
         lower(*names, static=static)(lowering)
         return function
 

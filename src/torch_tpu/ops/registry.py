@@ -23,7 +23,7 @@ Parameters a lowering may ask for by name, beyond the schema's:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -33,6 +33,8 @@ from torch._ops import OpOverload
 Function = TypeVar("Function", bound=Callable[..., Any])
 Check = Callable[..., None]
 EXTRAS = ("out", "common", "rng", "check")
+# Says of a number whether it is part of the program.
+IsStructure = Callable[[Any], bool]
 
 
 class Spec(NamedTuple):
@@ -47,14 +49,15 @@ class Lowering:
     """How one operator is expressed.
 
     Attributes:
-        static: names of number arguments that are part of the program, not data.
+        static: names of number arguments that are part of the program, not data; with a predicate, those values of it
+            that are (None: all).
         mutates: names of arguments written although the schema does not say so.
         extras: which of `EXTRAS` the function asks for.
     """
 
     name: str
     function: Callable[..., Any]
-    static: frozenset[str]
+    static: Mapping[str, IsStructure | None]
     mutates: tuple[str, ...]
     extras: tuple[str, ...]
 
@@ -78,16 +81,19 @@ def name_of(func: OpOverload) -> str:
     return full if namespace == "aten" else f"{namespace}::{full}"
 
 
-def lower(*names: str, static: Iterable[str] = (), mutates: Iterable[str] = ()) -> Callable[[Function], Function]:
+def lower(
+    *names: str, static: Iterable[str] | Mapping[str, IsStructure] = (), mutates: Iterable[str] = ()
+) -> Callable[[Function], Function]:
     """Registers a lowering for overloads of `aten` (or "namespace::name.overload")."""
 
     def register(function: Function) -> Function:
         parameters = inspect.signature(function).parameters
         extras = tuple(name for name in EXTRAS if name in parameters)
+        structure = dict(static) if isinstance(static, Mapping) else dict.fromkeys(static)
         for name in names:
             if name in _lowerings:
                 raise ValueError(f"{name} is lowered twice: by {_lowerings[name].function} and {function}")
-            _lowerings[name] = Lowering(name, function, frozenset(static), tuple(mutates), extras)
+            _lowerings[name] = Lowering(name, function, structure, tuple(mutates), extras)
         return function
 
     return register

@@ -1,0 +1,53 @@
+"""Bitwise logic and shifts of integers and booleans."""
+
+from __future__ import annotations
+
+from torch_tpu.hlo import array as hlo
+from torch_tpu.hlo.array import Array, Number
+from torch_tpu.ops.promotion import elementwise
+
+
+@elementwise("bitwise_and.Tensor", "bitwise_and.Scalar", "bitwise_and.Scalar_Tensor")
+def bitwise_and(x: Array | Number, y: Array | Number) -> Array:
+    return hlo.and_(x, y)
+
+
+@elementwise("bitwise_or.Tensor", "bitwise_or.Scalar", "bitwise_or.Scalar_Tensor")
+def bitwise_or(x: Array | Number, y: Array | Number) -> Array:
+    return hlo.or_(x, y)
+
+
+@elementwise("bitwise_xor.Tensor", "bitwise_xor.Scalar", "bitwise_xor.Scalar_Tensor")
+def bitwise_xor(x: Array | Number, y: Array | Number) -> Array:
+    return hlo.xor(x, y)
+
+
+@elementwise("bitwise_not")
+def bitwise_not(x: Array) -> Array:
+    return ~x
+
+
+@elementwise(
+    "bitwise_left_shift.Tensor",
+    "bitwise_left_shift.Tensor_Scalar",
+    "bitwise_left_shift.Scalar_Tensor",
+    "__lshift__.Tensor",
+    "__lshift__.Scalar",
+)
+def left_shift(x: Array | Number, y: Array | Number) -> Array:
+    """By a negative amount or at least the width: 0, as StableHLO defines it too."""
+    return hlo.shift_left(x, y)
+
+
+@elementwise(
+    "bitwise_right_shift.Tensor",
+    "bitwise_right_shift.Tensor_Scalar",
+    "bitwise_right_shift.Scalar_Tensor",
+    "__rshift__.Tensor",
+    "__rshift__.Scalar",
+)
+def right_shift(x: Array | Number, y: Array | Number) -> Array:
+    """Keeps the sign; by a negative amount or at least the width: all sign bits, as StableHLO defines it too."""
+    like = x if isinstance(x, Array) else y
+    assert isinstance(like, Array)
+    return hlo.shift_right_arithmetic(x, y) if like.dtype.is_signed else hlo.shift_right_logical(x, y)
