@@ -6,9 +6,13 @@ The device module is `torch.tpu`. Submodules such as `torch_tpu.metrics` are imp
 
 from __future__ import annotations
 
+import os
 from types import ModuleType
 
 from torch_tpu._loader import load
+
+# XLA logs its device count at every start otherwise; read when jaxlib is loaded, which is later.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 
 __version__ = "0.1.0"
 __all__ = ["__version__"]

@@ -209,7 +209,8 @@ class _Builder:
     def _describe(self, returned: Any) -> Any:
         if not isinstance(returned, torch.Tensor):
             if isinstance(returned, (list, tuple)):
-                return type(returned)(self._describe(r) for r in returned)
+                described = [self._describe(r) for r in returned]
+                return described if isinstance(returned, list) else tuple(described)
             return returned
         storage = returned.untyped_storage()
         for i, tensor in enumerate(self.tensors):

@@ -351,11 +351,8 @@ def _replace(meta: Any, replaced: dict[int, torch.Tensor]) -> Any:
     if isinstance(meta, torch.Tensor):
         return replaced.get(id(meta), meta)
     if isinstance(meta, (list, tuple)):
-        return (
-            type(meta)(_replace(m, replaced) for m in meta)
-            if type(meta) in (list, tuple)
-            else tuple(_replace(m, replaced) for m in meta)
-        )
+        items = [_replace(m, replaced) for m in meta]
+        return items if isinstance(meta, list) else tuple(items)
     return meta
 
 

@@ -6,11 +6,7 @@ Tried with jaxlib 0.10.2 (Python 3.11) and 0.12.0 (Python 3.13).
 
 from __future__ import annotations
 
-import os
 from typing import Any
-
-# The client logs its device count at INFO level on every start otherwise.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 
 import jaxlib
 from jaxlib import _hlo  # type: ignore[attr-defined]
