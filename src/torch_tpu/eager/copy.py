@@ -8,6 +8,7 @@ import torch
 
 from torch_tpu.eager.errors import device_mismatch
 from torch_tpu.eager.kernels import kernel, program
+from torch_tpu.eager.memory import check_device
 from torch_tpu.hlo.strided import is_dense
 from torch_tpu.runtime.client import client
 from torch_tpu.tensor.storage import Value, geometry, new_tensor, value_of
@@ -120,6 +121,8 @@ def _to_copy(
 ) -> torch.Tensor:
     """Never asks for pinned memory, which PyTorch's own kernel does for non-blocking copies to the host."""
     dtype = dtype or t.dtype
+    if device is not None and device.type == "tpu":
+        check_device(device)
     if layout not in (None, torch.strided):
         raise NotImplementedError(f"the tpu device has no {layout} tensors; move the tensor to the CPU first")
     if device is not None and device.type != "tpu":

@@ -9,6 +9,7 @@ from types import FrameType
 import torch
 
 from torch_tpu.runtime import memory
+from torch_tpu.runtime.client import client
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
@@ -19,7 +20,7 @@ def user_line() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith((_PACKAGE, _TORCH, "<")):
+        if not name.startswith((_PACKAGE, _TORCH, "<frozen")):
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return "unknown place (called from C++)"
@@ -39,8 +40,8 @@ def translate(error: Exception) -> Exception:
         memory.counter.out_of_memory += 1
         held = memory.allocated() / 2**20
         return torch.OutOfMemoryError(
-            f"TPU out of memory at {user_line()}. {held:,.1f} MiB are allocated by live tensors "
-            f"(peak {memory.peak() / 2**20:,.1f} MiB); see torch_tpu.metrics.report() and torch.tpu.memory_stats(). "
+            f"TPU out of memory at {user_line()}. {held:,.1f} MiB are allocated (peak {memory.peak() / 2**20:,.1f} MiB); "
+            f"the largest: {'; '.join(client().largest_live(5)) or 'none'}. torch.tpu.memory_stats() has the counts. "
             f"XLA said: {text.splitlines()[0][:300]}"
         )
     if type(error).__module__.startswith("jaxlib"):

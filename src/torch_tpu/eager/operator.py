@@ -9,13 +9,11 @@ from torch._ops import OpOverload
 
 from torch_tpu.eager import execute, hooks
 from torch_tpu.eager.fallback import run_on_cpu
+from torch_tpu.eager.memory import check_device
 from torch_tpu.eager.plan import Call
 from torch_tpu.ops import derived
 from torch_tpu.ops.schema import signature
 from torch_tpu.ops.trace import Tracer
-
-CHECK_BOUNDS_ALWAYS: bool | None = None
-
 
 class Operator:
     """A dispatcher kernel: signature → plan → results. Calling it is running the operator."""
@@ -44,6 +42,8 @@ class Operator:
             sig.argument(value, self.keyword_data[name])
             if name == "generator":
                 generator = value
+            elif name == "device":
+                check_device(value)
         plan = execute.find_plan(sig.finish(), lambda: self._call(sig, args, kwargs))
         if type(plan) is execute.Unsupported:
             return run_on_cpu(self.func, args, kwargs, plan.reason)

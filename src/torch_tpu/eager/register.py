@@ -23,7 +23,7 @@ from torch_tpu.ops import derived
 from torch_tpu.ops.registry import decomposes_here
 from torch_tpu.ops.schema import signature
 
-HANDWRITTEN_MODULES = ("torch_tpu.eager.memory", "torch_tpu.eager.copy")
+HANDWRITTEN_MODULES = ("torch_tpu.eager.memory", "torch_tpu.eager.copy", "torch_tpu.eager.indexing")
 
 _lock = threading.RLock()
 _done = False
@@ -72,8 +72,10 @@ def kernel_for(name: str) -> Callable[..., Any] | None:
     if handwritten is not None:
         return handwritten
     func = _overload(name)
-    if func is None or _has_kernel(name, "CompositeImplicitAutograd"):
-        # Taking over a composite operator would take its derivative away.
+    if func is None:
+        return None
+    if _has_kernel(name, "CompositeImplicitAutograd") and not (_has_kernel(name, "Autograd") and derived.lowering(func)):
+        # Taking over a composite operator takes its derivative away, unless it has a formula besides.
         return None
     sig = signature(func)
     own = derived.lowering(func) is not None or derived.foreach_element(func) is not None or decomposes_here(func)

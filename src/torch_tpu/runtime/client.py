@@ -122,6 +122,17 @@ class Client:
         handlers = [compat.result_handler(_Aval(shape, dtype), self._sharding) for shape, dtype in results]
         return Executable(loaded, handlers)
 
+    def largest_live(self, count: int) -> list[str]:
+        """What takes most memory: live buffers by shape and dtype, as text, largest total first."""
+        totals: dict[str, list[int]] = {}
+        for buffer in self._client.live_arrays():
+            aval = buffer.aval
+            entry = totals.setdefault(f"{aval.dtype}{list(aval.shape)}", [0, 0])
+            entry[0] += 1
+            entry[1] += int(np.prod(aval.shape, dtype=np.int64)) * aval.dtype.itemsize
+        ranked = sorted(totals.items(), key=lambda item: -item[1][1])[:count]
+        return [f"{number} × {kind} = {size / 2**20:,.1f} MiB" for kind, (number, size) in ranked]
+
     def synchronize(self) -> None:
         """Waits until everything enqueued has run: programs may finish out of order, so for every live result."""
         for buffer in self._client.live_arrays():
