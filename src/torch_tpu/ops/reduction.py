@@ -1,23 +1,43 @@
-"""Sums, extremes, means and other reductions over dimensions."""
+"""Sums, extremes, means, variances and logical reductions over dimensions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
-from torch_tpu.hlo.array import Array
+from torch_tpu.hlo.array import Array, Number
 from torch_tpu.ops.promotion import compute_dtype
 from torch_tpu.ops.registry import Spec, lower
 
+Dimensions = Sequence[int] | int | None
 
-def reduced_dimensions(x: Array, dim: Sequence[int] | int | None) -> list[int]:
+
+def reduced_dimensions(x: Array, dim: Dimensions) -> list[int]:
     """Non-negative dimensions; none given means all of them."""
     if dim is None or dim == []:
         return list(range(x.ndim))
     return sorted({d % max(x.ndim, 1) for d in ([dim] if isinstance(dim, int) else dim)}) if x.ndim else []
+
+
+def keep_dimensions(reduced: Array, like: Array, dimensions: Sequence[int]) -> Array:
+    """A reduction of `like` with its reduced dimensions put back as size 1, so that it broadcasts against `like`."""
+    return hlo.reshape(reduced, [1 if d in dimensions else size for d, size in enumerate(like.shape)])
+
+
+def index_dtype(size: int) -> torch.dtype:
+    """The dtype in which positions below `size` are computed."""
+    return torch.int32 if size < 2**31 else torch.int64
+
+
+def _count(x: Array, dimensions: Sequence[int]) -> int:
+    return math.prod(x.shape[d] for d in dimensions)
+
+
+# --- sums --------------------------------------------------------------------------------------------------------
 
 
 @lower("sum.dim_IntList", "sum")
@@ -28,13 +48,162 @@ def sum_(
     return hlo.reshape(structured.reduce_sum(wide, reduced_dimensions(x, dim)), out.shape)
 
 
+@lower("nansum")
+def nansum(x: Array, dim: Sequence[int] | None, keepdim: bool, *, dtype: torch.dtype | None, out: Spec) -> Array:
+    return sum_(hlo.select(hlo.is_nan(x), 0, x), dim, keepdim, dtype=dtype, out=out)
+
+
 @lower("mean.dim", "mean")
 def mean(
     x: Array, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None, out: Spec
 ) -> Array:
+    total = sum_(x, dim, keepdim, dtype=dtype, out=Spec(out.shape, compute_dtype(out.dtype)))
+    return total / hlo.constant(_count(x, reduced_dimensions(x, dim)), total.dtype)
+
+
+@lower("prod", "prod.dim_int")
+def prod(x: Array, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None, out: Spec) -> Array:
+    wide = hlo.convert(x, compute_dtype(out.dtype))
+    return hlo.reshape(structured.reduce_product(wide, reduced_dimensions(x, dim)), out.shape)
+
+
+@lower("count_nonzero", "count_nonzero.dim_IntList")
+def count_nonzero(x: Array, dim: Dimensions) -> Array:
+    return structured.reduce_sum(hlo.convert(x.ne(0), torch.int64), reduced_dimensions(x, dim))
+
+
+@lower("logsumexp")
+def logsumexp(x: Array, dim: Sequence[int], keepdim: bool, *, out: Spec) -> Array:
+    """m + log Σ exp(x - m) with m the largest (real part), or 0 where that is infinite."""
+    x = hlo.convert(x, compute_dtype(out.dtype))
     dimensions = reduced_dimensions(x, dim)
-    count = 1
-    for d in dimensions:
-        count *= x.shape[d]
-    total = structured.reduce_sum(hlo.convert(x, compute_dtype(out.dtype)), dimensions)
-    return hlo.reshape(total / hlo.constant(count, total.dtype), out.shape)
+    largest = structured.reduce_max(hlo.real(x), dimensions)
+    largest = hlo.convert(hlo.select(hlo.abs_(largest).eq(math.inf), 0, largest), x.dtype)
+    total = structured.reduce_sum(hlo.exp(x - keep_dimensions(largest, x, dimensions)), dimensions)
+    return hlo.reshape(hlo.log(total) + largest, out.shape)
+
+
+# --- logic -------------------------------------------------------------------------------------------------------
+
+
+@lower("any", "any.dim", "any.dims")
+def any_(x: Array, dim: Dimensions = None, keepdim: bool = False, *, out: Spec) -> Array:
+    return hlo.reshape(structured.reduce_or(x.ne(0), _logical_dimensions(x, dim)), out.shape)
+
+
+@lower("all", "all.dim", "all.dims")
+def all_(x: Array, dim: Dimensions = None, keepdim: bool = False, *, out: Spec) -> Array:
+    return hlo.reshape(structured.reduce_and(x.ne(0), _logical_dimensions(x, dim)), out.shape)
+
+
+def _logical_dimensions(x: Array, dim: Dimensions) -> list[int]:
+    """Unlike other reductions, `any` and `all` over an empty list of dimensions reduce nothing."""
+    return [] if dim == [] else reduced_dimensions(x, dim)
+
+
+# --- extremes ----------------------------------------------------------------------------------------------------
+
+Reduce = Callable[[Array, Sequence[int]], Array]
+
+
+def first_extreme(x: Array, dim: int, reduce: Reduce) -> tuple[Array, Array]:
+    """The extreme along one dimension (NaN wins) and the first position that has it."""
+    if not x.ndim:
+        return x, hlo.zeros((), torch.int64)
+    size = x.shape[dim]
+    extreme = reduce(x, [dim])
+    wide = keep_dimensions(extreme, x, [dim])
+    found = x.eq(wide) | (hlo.is_nan(x) & hlo.is_nan(wide)) if x.dtype.is_floating_point else x.eq(wide)
+    positions = hlo.select(found, hlo.iota(x.shape, dim, index_dtype(size)), size)
+    return extreme, hlo.convert(structured.reduce_min(positions, [dim]), torch.int64)
+
+
+@lower("amax", "max")
+def amax(x: Array, dim: Sequence[int] | None = None, keepdim: bool = False, *, out: Spec) -> Array:
+    return hlo.reshape(structured.reduce_max(x, reduced_dimensions(x, dim)), out.shape)
+
+
+@lower("amin", "min")
+def amin(x: Array, dim: Sequence[int] | None = None, keepdim: bool = False, *, out: Spec) -> Array:
+    return hlo.reshape(structured.reduce_min(x, reduced_dimensions(x, dim)), out.shape)
+
+
+@lower("aminmax")
+def aminmax(x: Array, *, dim: int | None, keepdim: bool, out: list[Spec]) -> tuple[Array, Array]:
+    return amin(x, dim, out=out[0]), amax(x, dim, out=out[1])
+
+
+@lower("max.dim")
+def max_dim(x: Array, dim: int, keepdim: bool, *, out: list[Spec]) -> list[Array]:
+    return _with_positions(x, dim, structured.reduce_max, out)
+
+
+@lower("min.dim")
+def min_dim(x: Array, dim: int, keepdim: bool, *, out: list[Spec]) -> list[Array]:
+    return _with_positions(x, dim, structured.reduce_min, out)
+
+
+def _with_positions(x: Array, dim: int, reduce: Reduce, out: list[Spec]) -> list[Array]:
+    results = first_extreme(x, dim % max(x.ndim, 1), reduce)
+    return [hlo.reshape(r, spec.shape) for r, spec in zip(results, out, strict=True)]
+
+
+@lower("argmax")
+def argmax(x: Array, dim: int | None, keepdim: bool, *, out: Spec) -> Array:
+    return _position(x, dim, structured.reduce_max, out)
+
+
+@lower("argmin")
+def argmin(x: Array, dim: int | None, keepdim: bool, *, out: Spec) -> Array:
+    return _position(x, dim, structured.reduce_min, out)
+
+
+def _position(x: Array, dim: int | None, reduce: Reduce, out: Spec) -> Array:
+    if dim is None:
+        x, dim = hlo.reshape(x, [-1]), 0
+    return hlo.reshape(first_extreme(x, dim % max(x.ndim, 1), reduce)[1], out.shape)
+
+
+# --- variance ----------------------------------------------------------------------------------------------------
+
+
+def variance(x: Array, dim: Dimensions, correction: Array | Number | None) -> tuple[Array, Array]:
+    """Σ|x - mean|² / max(n - correction, 0) and the mean, in the dtype PyTorch computes in. Two passes."""
+    x = hlo.convert(x, compute_dtype(x.dtype))
+    dimensions = reduced_dimensions(x, dim)
+    count = _count(x, dimensions)
+    mean = structured.reduce_sum(x, dimensions) / hlo.constant(count, x.dtype)
+    deviation = x - keep_dimensions(mean, x, dimensions)
+    squares = (
+        structured.reduce_sum(hlo.square(hlo.real(deviation)) + hlo.square(hlo.imag(deviation)), dimensions)
+        if x.dtype.is_complex
+        else structured.reduce_sum(hlo.square(deviation), dimensions)
+    )
+    correction = 1 if correction is None else correction
+    if not isinstance(correction, Array):
+        correction = hlo.constant(correction, squares.dtype)
+    return squares / hlo.maximum(count - hlo.convert(correction, squares.dtype), 0), mean
+
+
+Correction = Array | Number | None
+
+
+@lower("var.correction")
+def var(x: Array, dim: Dimensions, *, correction: Correction, keepdim: bool, out: Spec) -> Array:
+    return hlo.reshape(variance(x, dim, correction)[0], out.shape)
+
+
+@lower("std.correction")
+def std(x: Array, dim: Dimensions, *, correction: Correction, keepdim: bool, out: Spec) -> Array:
+    return hlo.sqrt(var(x, dim, correction=correction, keepdim=keepdim, out=out))
+
+
+@lower("var_mean.correction")
+def var_mean(x: Array, dim: Dimensions, *, correction: Correction, keepdim: bool, out: list[Spec]) -> list[Array]:
+    return [hlo.reshape(r, spec.shape) for r, spec in zip(variance(x, dim, correction), out, strict=True)]
+
+
+@lower("std_mean.correction")
+def std_mean(x: Array, dim: Dimensions, *, correction: Correction, keepdim: bool, out: list[Spec]) -> list[Array]:
+    var, mean = var_mean(x, dim, correction=correction, keepdim=keepdim, out=out)
+    return [hlo.sqrt(var), mean]

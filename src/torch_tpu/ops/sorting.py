@@ -1,0 +1,178 @@
+"""Order: sort, top-k, order statistics, mode. NaN counts as the largest value, equal elements keep their order."""
+
+from __future__ import annotations
+
+import torch
+
+from torch_tpu.hlo import array as hlo
+from torch_tpu.hlo import structured
+from torch_tpu.hlo.array import Array
+from torch_tpu.ops.indexing import at_least_1d, elements, read
+from torch_tpu.ops.reduction import first_extreme, index_dtype, keep_dimensions
+from torch_tpu.ops.registry import Spec, lower
+from torch_tpu.ops.scan import scan
+
+# Packed into float32 without loss.
+_NARROW = frozenset(
+    {torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.float16, torch.bfloat16, torch.float32}
+)
+
+
+def ordering_key(x: Array) -> Array:
+    """int32 or int64 numbers that compare as PyTorch orders `x`: all NaN equal and largest, -0.0 equal to 0.0."""
+    if x.dtype.is_floating_point:
+        if x.dtype is not torch.float64:
+            x = hlo.convert(x, torch.float32)
+        bits = hlo.bitcast(_canonical(x), torch.int64 if x.dtype is torch.float64 else torch.int32)
+        return hlo.select(bits < 0, bits ^ torch.iinfo(bits.dtype).max, bits)
+    if x.dtype is torch.uint64:
+        return hlo.bitcast(x, torch.int64) ^ torch.iinfo(torch.int64).min
+    return hlo.convert(x, torch.int64 if x.dtype in (torch.int64, torch.uint32) else torch.int32)
+
+
+def _canonical(x: Array) -> Array:
+    """One bit pattern for every NaN and one for zero."""
+    return hlo.select(hlo.is_nan(x), float("nan"), hlo.select(x.eq(0), 0, x))
+
+
+def sorting_order(x: Array, dim: int, descending: bool = False) -> Array:
+    """The positions along `dim` in sorted order; equal elements in their own order."""
+    size = x.shape[dim]
+    if not x.size:
+        return hlo.zeros(x.shape, torch.int32)
+    key = ordering_key(x)
+    if descending:
+        key = hlo.not_(key)
+    if key.dtype is torch.int32 and size < 2**31:
+        # Key and position in one integer: a sort of plain numbers is several times as fast as one of pairs.
+        packed = hlo.shift_left(hlo.convert(key, torch.int64), 32) | hlo.iota(x.shape, dim, torch.int64)
+        packed = structured.sort([packed], dim, lambda a, b: a < b, stable=False)[0]
+        return hlo.convert(packed & 0xFFFFFFFF, torch.int32)
+    return structured.sort([key, hlo.iota(x.shape, dim, index_dtype(size))], dim, lambda a, b, *_: a < b)[1]
+
+
+def take_along(x: Array, positions: Array, dim: int) -> Array:
+    """x[..., positions[...], ...] along `dim`; the other dimensions agree."""
+    return read(x, elements(positions.shape, dim, positions))
+
+
+@lower("sort", "sort.stable")
+def sort(x: Array, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> tuple[Array, Array]:
+    if not x.ndim:
+        return x, hlo.zeros((), torch.int64)
+    dim %= x.ndim
+    order = sorting_order(x, dim, descending)
+    return take_along(x, order, dim), hlo.convert(order, torch.int64)
+
+
+@lower("topk")
+def topk(x: Array, k: int, dim: int, largest: bool, sorted: bool, *, out: list[Spec]) -> list[Array]:
+    vector = at_least_1d(x)
+    dim %= vector.ndim
+    if k == 0 or not x.size or x.dtype not in _NARROW:
+        order = hlo.slice_in_dim(sorting_order(vector, dim, largest), 0, k, 1, dim)
+    else:
+        order = _top_positions(vector, k, dim, largest)
+    results = [take_along(vector, order, dim), hlo.convert(order, torch.int64)]
+    return [hlo.reshape(r, spec.shape) for r, spec in zip(results, out, strict=True)]
+
+
+def _top_positions(x: Array, k: int, dim: int, largest: bool) -> Array:
+    """By XLA's top-k, which orders float32 by bits: a negative NaN is the smallest, a positive one the largest."""
+    value = _canonical(hlo.convert(x, torch.float32))
+    if not largest:
+        smallest_first = hlo.bitcast(hlo.bitcast(value, torch.int32) ^ -(2**31), torch.float32)
+        value = hlo.select(value.eq(0), 0, smallest_first)
+    last_to_dim = [*range(dim), x.ndim - 1, *range(dim, x.ndim - 1)]
+    dim_to_last = [*range(dim), *range(dim + 1, x.ndim), dim]
+    return hlo.transpose(structured.top_k(hlo.transpose(value, dim_to_last), k)[1], last_to_dim)
+
+
+# --- order statistics --------------------------------------------------------------------------------------------
+
+
+def _element_at(x: Array, dim: int, position: Array) -> tuple[Array, Array]:
+    """Value and position in `x` of what stands at `position` (size 1 along `dim`) of its sorted order."""
+    place = take_along(sorting_order(x, dim), position, dim)
+    return take_along(x, place, dim), hlo.convert(place, torch.int64)
+
+
+def _shaped(results: tuple[Array, Array], out: list[Spec]) -> list[Array]:
+    return [hlo.reshape(r, spec.shape) for r, spec in zip(results, out, strict=True)]
+
+
+def _reduced_shape(x: Array, dim: int) -> list[int]:
+    return [1 if d == dim else size for d, size in enumerate(x.shape)]
+
+
+@lower("kthvalue")
+def kthvalue(x: Array, k: int, dim: int, keepdim: bool, *, out: list[Spec]) -> list[Array]:
+    x = at_least_1d(x)
+    dim %= x.ndim
+    return _shaped(_element_at(x, dim, hlo.full(_reduced_shape(x, dim), k - 1, torch.int32)), out)
+
+
+def _median_position(x: Array, dim: int, skip_nan: bool) -> Array:
+    """Where in sorted order the (lower) median stands: that of the numbers, or the first NaN if it counts."""
+    size = x.shape[dim]
+    nans = structured.reduce_sum(hlo.convert(hlo.broadcast_to(hlo.is_nan(x), x.shape), torch.int32), [dim])
+    if skip_nan:
+        position = hlo.maximum(hlo.shift_right_arithmetic(size - 1 - nans, 1), 0)
+    else:
+        position = hlo.select(nans > 0, size - nans, (size - 1) // 2)
+    return keep_dimensions(position, x, [dim])
+
+
+@lower("median.dim")
+def median_dim(x: Array, dim: int, keepdim: bool, *, out: list[Spec]) -> list[Array]:
+    return _median_along(x, dim, False, out)
+
+
+@lower("nanmedian.dim")
+def nanmedian_dim(x: Array, dim: int, keepdim: bool, *, out: list[Spec]) -> list[Array]:
+    return _median_along(x, dim, True, out)
+
+
+def _median_along(x: Array, dim: int, skip_nan: bool, out: list[Spec]) -> list[Array]:
+    x = at_least_1d(x)
+    dim %= x.ndim
+    return _shaped(_element_at(x, dim, _median_position(x, dim, skip_nan)), out)
+
+
+@lower("median")
+def median(x: Array) -> Array:
+    return _median_of_all(x, False)
+
+
+@lower("nanmedian")
+def nanmedian(x: Array) -> Array:
+    return _median_of_all(x, True)
+
+
+def _median_of_all(x: Array, skip_nan: bool) -> Array:
+    if not x.size:
+        return hlo.full((), hlo.lowest(x.dtype) if not x.dtype.is_floating_point else float("nan"), x.dtype)
+    x = hlo.reshape(x, [-1])
+    return hlo.reshape(_element_at(x, 0, _median_position(x, 0, skip_nan))[0], ())
+
+
+@lower("mode")
+def mode(x: Array, dim: int, keepdim: bool, *, out: list[Spec]) -> list[Array]:
+    """The smallest of the most frequent values and its last position."""
+    x = at_least_1d(x)
+    dim %= x.ndim
+    order = sorting_order(x, dim)
+    ordered = take_along(x, order, dim)
+    position = hlo.iota(x.shape, dim)
+    start = scan([hlo.select(run_starts(ordered, dim), position, 0)], [0], dim, hlo.maximum)[0]
+    end_of_longest = first_extreme(position - start, dim, structured.reduce_max)[1]
+    place = take_along(order, keep_dimensions(end_of_longest, x, [dim]), dim)
+    return _shaped((take_along(x, place, dim), hlo.convert(place, torch.int64)), out)
+
+
+def run_starts(x: Array, dim: int) -> Array:
+    """Whether an element differs from the one before it along `dim`; the first one does."""
+    size = x.shape[dim]
+    changed = hlo.slice_in_dim(x, 1, size, 1, dim).ne(hlo.slice_in_dim(x, 0, size - 1, 1, dim))
+    low = [1 if d == dim else 0 for d in range(x.ndim)]
+    return hlo.pad(changed, True, low, [0] * x.ndim)
