@@ -22,8 +22,8 @@ check: $(READY)
 	$(BIN)/mypy
 
 bench: $(READY)
-	$(INSTALL) -e '.[bench]'
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/import_time.py
+	$(BIN)/python benchmarks/eager.py --check
 
 wheel: $(READY)
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
