@@ -10,11 +10,15 @@ FAMILIES = (
     "rounding",
     "bitwise",
     "complex",
+    "special",
+    "bessel",
     "creation",
     "reduction",
     "matmul",
     "convolution",
     "grouped_matmul",
+    "normalization",
+    "batch_norm",
     "norm",
     "scan",
     "indexing",
@@ -22,6 +26,8 @@ FAMILIES = (
     "activation",
     "softmax",
     "loss",
+    "sorting",
+    "search",
 )
 
 _loaded = False
