@@ -139,6 +139,8 @@ def is_data(func: OpOverload, argument: Argument) -> IsData:
         rule = registry.find(element)
     if rule is None:
         return False
+    if argument.name in rule.data:
+        return True
     if not (argument.is_data or argument.is_data_list or argument.is_tensor or argument.is_tensor_list):
         return False
     if argument.name not in rule.static:

@@ -51,6 +51,7 @@ class Lowering:
     Attributes:
         static: names of number arguments that are part of the program, not data; with a predicate, those values of it
             that are (None: all).
+        data: names of integer arguments (a position, not a size) that are data; they arrive as int64 Arrays.
         mutates: names of arguments written although the schema does not say so.
         extras: which of `EXTRAS` the function asks for.
     """
@@ -58,6 +59,7 @@ class Lowering:
     name: str
     function: Callable[..., Any]
     static: Mapping[str, IsStructure | None]
+    data: frozenset[str]
     mutates: tuple[str, ...]
     extras: tuple[str, ...]
 
@@ -82,7 +84,10 @@ def name_of(func: OpOverload) -> str:
 
 
 def lower(
-    *names: str, static: Iterable[str] | Mapping[str, IsStructure] = (), mutates: Iterable[str] = ()
+    *names: str,
+    static: Iterable[str] | Mapping[str, IsStructure] = (),
+    data: Iterable[str] = (),
+    mutates: Iterable[str] = (),
 ) -> Callable[[Function], Function]:
     """Registers a lowering for overloads of `aten` (or "namespace::name.overload")."""
 
@@ -93,7 +98,7 @@ def lower(
         for name in names:
             if name in _lowerings:
                 raise ValueError(f"{name} is lowered twice: by {_lowerings[name].function} and {function}")
-            _lowerings[name] = Lowering(name, function, structure, tuple(mutates), extras)
+            _lowerings[name] = Lowering(name, function, structure, frozenset(data), tuple(mutates), extras)
         return function
 
     return register

@@ -1,0 +1,92 @@
+"""`x[…]` with masks among the indices: masks become positions before the program, whose shapes they decide."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torch_tpu.eager.errors import device_mismatch
+from torch_tpu.eager.kernels import kernel, program
+
+aten = torch.ops.aten
+_MASKS = (torch.bool, torch.uint8)
+_Indices = Sequence[torch.Tensor | None]
+
+
+def _is_mask(index: torch.Tensor) -> bool:
+    return index.dtype in _MASKS
+
+
+def _positions(x: torch.Tensor, indices: _Indices) -> list[torch.Tensor | None]:
+    """The indices on the tensor's device, each mask replaced by the positions of its true elements."""
+    if x.device.type == "cpu":
+        raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
+    result: list[torch.Tensor | None] = []
+    for index in indices:
+        if index is None:
+            result.append(None)
+        elif _is_mask(index):
+            _check_mask(x, len(result), index, len([i for i in result if i is not None]))
+            result.extend(p.to(x.device) for p in index.nonzero().unbind(1))
+        else:
+            result.append(index if index.device == x.device else index.to(x.device))
+    if len(result) > x.dim():
+        raise IndexError(f"too many indices for tensor of dimension {x.dim()} (got {len(result)})")
+    return result
+
+
+def _check_mask(x: torch.Tensor, dim: int, mask: torch.Tensor, position: int) -> None:
+    if mask.dtype is torch.uint8:
+        warnings.warn(
+            "indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead.", stacklevel=3
+        )
+    for d, size in enumerate(mask.shape):
+        if dim + d >= x.dim() or x.shape[dim + d] != size:
+            raise IndexError(
+                f"The shape of the mask {list(mask.shape)} at index {d} does not match the shape of the indexed tensor "
+                f"{list(x.shape)} at index {dim + d}"
+            )
+
+
+@kernel("index.Tensor")
+def index(x: torch.Tensor, indices: _Indices) -> torch.Tensor:
+    return program(aten.index.Tensor)(x, _positions(x, indices))
+
+
+def _single_mask(x: torch.Tensor, indices: _Indices, values: torch.Tensor) -> torch.Tensor | None:
+    """The mask to fill by, broadcast to `x`, where one value goes to the true elements of one mask.
+
+    That needs no positions, so nothing waits for the device.
+    """
+    given = [i for i in indices if i is not None]
+    if len(given) != 1 or not _is_mask(given[0]) or values.numel() != 1 or values.dtype is not x.dtype:
+        return None
+    mask = given[0]
+    before = next(d for d, i in enumerate(indices) if i is not None)
+    _check_mask(x, before, mask, 0)
+    return mask.to(x.device, torch.bool).reshape(mask.shape + (1,) * (x.dim() - before - mask.dim()))
+
+
+def _put(name: str, fill: Any) -> Callable[..., torch.Tensor]:
+    func = getattr(aten, name).default
+
+    @kernel(name)
+    def index_put(
+        x: torch.Tensor, indices: _Indices, values: torch.Tensor, accumulate: bool = False, *unsafe: bool
+    ) -> torch.Tensor:
+        mask = None if accumulate else _single_mask(x, indices, values)
+        if mask is not None:
+            return fill(x, mask, values.reshape(()))
+        if values.device != x.device and values.dim():
+            raise device_mismatch(values)
+        return program(func)(x, _positions(x, indices), values, accumulate, *unsafe)
+
+    return index_put
+
+
+index_put = _put("index_put", aten.masked_fill.Tensor)
+index_put_ = _put("index_put_", aten.masked_fill_.Tensor)
+index_put_impl_ = _put("_index_put_impl_", aten.masked_fill_.Tensor)
