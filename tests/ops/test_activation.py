@@ -1,0 +1,186 @@
+"""Activation functions, softmax and their derivatives against the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.compare import check, check_opinfo
+from torch_tpu import metrics
+
+FUNCTIONS = [
+    "threshold",
+    "relu6",
+    "leaky_relu",
+    "hardtanh",
+    "hardsigmoid",
+    "hardswish",
+    "hardshrink",
+    "softshrink",
+    "prelu",
+    "elu",
+    "celu",
+    "selu",
+    "gelu",
+    "silu",
+    "mish",
+    "softplus",
+    "logsigmoid",
+    "glu",
+    "softsign",
+    "tanhshrink",
+]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_function(name: str) -> None:
+    check_opinfo(f"nn.functional.{name}", (torch.float32,), samples=8)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_function_in_half_precision(name: str) -> None:
+    check_opinfo(f"nn.functional.{name}", (torch.bfloat16,), samples=3)
+
+
+@pytest.mark.parametrize("name", ["gelu", "silu", "elu", "softplus", "logsigmoid", "mish"])
+def test_function_in_double_precision(name: str) -> None:
+    check_opinfo(f"nn.functional.{name}", (torch.float64,), samples=3)
+
+
+@pytest.mark.parametrize("name", ["threshold", "relu6", "hardtanh"])
+def test_function_of_integers(name: str) -> None:
+    check_opinfo(f"nn.functional.{name}", (torch.int64, torch.uint8), samples=3)
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "nn.functional.softmin"])
+def test_softmax(name: str) -> None:
+    check_opinfo(name, (torch.float32, torch.float64))
+    # The derivative cancels bfloat16 results, which either side rounds on its own.
+    check_opinfo(name, (torch.bfloat16,), samples=4, rtol=1.6e-2, atol=2e-2)
+    check_opinfo(name, (torch.float32,), variant="with_dtype", samples=3)
+
+
+SPECIAL = [0.0, -0.0, 1.0, -1.0, 3.0, -3.0, 6.0, 0.5, -0.5, 20.0, 21.0, -100.0, 1e4, float("inf"), -float("inf")]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        F.gelu,
+        lambda x: F.gelu(x, approximate="tanh"),
+        F.hardsigmoid,
+        F.hardswish,
+        F.hardshrink,
+        F.softshrink,
+        F.hardtanh,
+        F.leaky_relu,
+        F.logsigmoid,
+        F.softplus,
+        F.elu,
+        F.silu,
+        F.mish,
+        lambda x: F.threshold(x, 0.5, 20),
+        lambda x: torch.special.logit(x),
+        lambda x: torch.special.logit(x, eps=0.25),
+        lambda x: torch.sigmoid(x),
+        lambda x: F.rrelu(x, 0.25, 0.5),
+        lambda x: F.celu(x, 0.5),
+        lambda x: F.prelu(x, torch.full((1,), 0.3, device=x.device)),
+    ],
+)
+def test_kinks_and_extremes(function) -> None:
+    """One by one: the CPU's vectorised kernels disagree with its scalar ones at NaN and infinity."""
+    check(
+        lambda *xs: [function(x) for x in xs],
+        *(torch.tensor([v], requires_grad=True) for v in (*SPECIAL, float("nan"))),
+    )
+
+
+def test_in_place_forms() -> None:
+    def run(x: torch.Tensor) -> list[torch.Tensor]:
+        return [
+            f(x.clone(), inplace=True)
+            for f in (
+                F.elu,
+                F.leaky_relu,
+                F.hardtanh,
+                F.hardswish,
+                F.silu,
+                F.mish,
+                F.relu6,
+                F.hardsigmoid,
+                F.celu,
+                F.selu,
+            )
+        ]
+
+    check(run, torch.randn(4, 5))
+
+
+def test_gradient_from_the_result_of_an_in_place_form() -> None:
+    def run(x: torch.Tensor) -> list[torch.Tensor]:
+        return [F.leaky_relu(x * 1, 0.1, inplace=True), F.elu(x * 1, 0.5, inplace=True)]
+
+    check(run, torch.randn(20, requires_grad=True))
+
+
+def test_changing_slope_does_not_recompile() -> None:
+    x = torch.tensor([-1.0, 2.0], device="tpu")
+    F.leaky_relu(x, 0.5)
+    before = metrics.counters()["compile"]
+    assert [F.leaky_relu(x, s)[0].item() for s in (0.25, 0.125, 3.0)] == [-0.25, -0.125, -3.0]
+    assert metrics.counters()["compile"] == before
+
+
+def test_second_derivatives() -> None:
+    def run(x: torch.Tensor) -> list[torch.Tensor]:
+        found = []
+        for f in (F.gelu, F.silu, F.softplus, torch.sigmoid, torch.tanh, F.elu, F.logsigmoid, F.glu, F.mish):
+            (first,) = torch.autograd.grad(f(x).pow(2).sum(), x, create_graph=True)
+            found.append(torch.autograd.grad(first.pow(2).sum(), x)[0])
+        return found
+
+    check(run, torch.randn(3, 4, requires_grad=True))
+
+
+@pytest.mark.parametrize("function", [torch.softmax, torch.log_softmax])
+def test_softmax_of_extremes(function) -> None:
+    inf = float("inf")
+    rows = [
+        [0.0, 1.0, -1.0],
+        [-inf, 0.0, 1.0],
+        [-inf, -inf, -inf],
+        [inf, 0.0, 0.0],
+        [float("nan"), 0, 0],
+        [1e4, 1e4, 0],
+    ]
+    check(function, torch.tensor(rows, requires_grad=True), 1)
+    check(function, torch.tensor(rows, requires_grad=True), 0)
+    check(function, torch.tensor(2.0, requires_grad=True), 0)
+    check(function, torch.ones(0, 3), 0)
+    check(function, torch.ones(3, 0), 1)
+    check(function, torch.randn(2, 3, 4).transpose(0, 2), 1)
+
+
+def test_softmax_half_to_float() -> None:
+    check(
+        lambda x: torch.softmax(x, 1, dtype=torch.float32), torch.randn(4, 5, dtype=torch.bfloat16, requires_grad=True)
+    )
+    check(
+        lambda x: torch.log_softmax(x, 1, dtype=torch.float32),
+        torch.randn(4, 5, dtype=torch.float16, requires_grad=True),
+    )
+
+
+@pytest.mark.parametrize("kind, mask_shape", [(0, (5, 5)), (1, (2, 5)), (2, (2, 3, 5, 5))])
+def test_masked_softmax(kind: int, mask_shape: tuple[int, ...]) -> None:
+    mask = torch.rand(mask_shape) < 0.4
+    mask.view(-1, 5)[0] = True  # a row without any position left
+    check(lambda x, m: torch._masked_softmax(x, m, 3, kind), torch.randn(2, 3, 5, 5), mask)
+
+
+def test_masked_softmax_gradient() -> None:
+    mask = torch.rand(2, 3, 5) < 0.4
+    mask[..., 0] = False
+    check(lambda x, m: torch._masked_softmax(x, m, 2), torch.randn(2, 3, 5, requires_grad=True), mask)
