@@ -1,19 +1,12 @@
-"""Shared by the tests of the device: reference values come from PyTorch on the CPU."""
+"""Shared by the tests of the device."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
-import torch
-
-import torch_tpu  # noqa: F401  (registers the device where PyTorch's autoload is off)
-
-
-@pytest.fixture(autouse=True)
-def _seeded():
-    torch.manual_seed(0)
 
 
 @pytest.fixture
@@ -21,8 +14,6 @@ def run_python():
     """Runs a script in a new interpreter and returns what it printed."""
 
     def run(script, **environment):
-        import os
-
         result = subprocess.run(
             [sys.executable, "-c", script],
             capture_output=True,

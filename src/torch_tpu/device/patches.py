@@ -76,13 +76,13 @@ def _complete_untyped_storage() -> None:
 
 def _print_host_copies() -> None:
     # Formatting runs a dozen small operators on the tensor; on the device each would be compiled for its shape.
-    original = torch._tensor_str._tensor_str  # type: ignore[attr-defined]
+    original = torch._tensor_str._tensor_str
 
     def _tensor_str(tensor: torch.Tensor, indent: int) -> str:
         text: str = original(tensor.detach().cpu() if tensor.device.type == "tpu" else tensor, indent)
         return text
 
-    torch._tensor_str._tensor_str = _tensor_str  # type: ignore[attr-defined]
+    torch._tensor_str._tensor_str = _tensor_str
 
 
 def _refuse_dlpack() -> None:
