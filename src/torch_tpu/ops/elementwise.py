@@ -302,9 +302,10 @@ def logical_not(x: Array) -> Array:
     return ~_truth(x)
 
 
-@lower("where.self")
-def where(condition: Array, x: Array, y: Array, out: Spec) -> Array:
-    return hlo.select(_truth(condition), hlo.convert(x, out.dtype), hlo.convert(y, out.dtype))
+@lower("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
+def where(condition: Array, x: Array | Number, y: Array | Number, out: Spec) -> Array:
+    x, y = (hlo.convert(v, out.dtype) if isinstance(v, Array) else hlo.constant(v, out.dtype) for v in (x, y))
+    return hlo.select(_truth(condition), x, y)
 
 
 # --- shared ------------------------------------------------------------------------------------------------------
