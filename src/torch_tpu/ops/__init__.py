@@ -23,11 +23,15 @@ FAMILIES = (
     "scan",
     "indexing",
     "scatter",
+    "join",
+    "padding",
     "activation",
     "softmax",
     "loss",
+    "class_loss",
     "sorting",
     "search",
+    "padded",
 )
 
 _loaded = False

@@ -1,0 +1,243 @@
+"""Convolutions of one to three spatial dimensions, plain and transposed, and their gradients.
+
+Everything is one StableHLO convolution in PyTorch's own order of dimensions (N, C, *spatial): measured on XLA:CPU, it
+is as fast as channels-last with explicit transposes, and TPU compilers choose layouts by themselves. A flipped kernel is
+a `reverse` before the convolution, because XLA:CPU runs one with `window_reversal` in a scalar loop (20 times slower).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch._prims_common import suggest_memory_format
+
+from torch_tpu.hlo import array as hlo
+from torch_tpu.hlo import structured
+from torch_tpu.hlo.array import Array
+from torch_tpu.ops.matmul import dot, precision
+from torch_tpu.ops.promotion import compute_dtype
+from torch_tpu.ops.registry import Spec, decompose, lower
+
+Ints = Sequence[int]
+
+
+def _is_matrix_product(kernel: Ints, stride: Ints, padding: Ints, groups: int) -> bool:
+    """Whether a convolution only mixes channels: twice as fast as a matrix product on XLA:CPU."""
+    return groups == 1 and all(k == 1 for k in kernel) and all(s == 1 for s in stride) and not any(padding)
+
+
+def _convolve(
+    x: Array,
+    kernel: Array,
+    stride: Ints,
+    padding: Sequence[tuple[int, int]],
+    x_dilation: Ints,
+    dilation: Ints,
+    groups: int,
+) -> Array:
+    """x (N, C, …) with kernel (O, C/groups, …); accumulated and returned in PyTorch's accumulation dtype."""
+    natural = tuple(range(x.ndim))
+    return structured.convolution(
+        x,
+        kernel,
+        layout=(natural, natural, natural),
+        strides=stride,
+        padding=padding,
+        x_dilation=x_dilation,
+        kernel_dilation=dilation,
+        groups=groups,
+        dtype=compute_dtype(x.dtype),
+        precision=precision(),
+    )
+
+
+def correlate(x: Array, weight: Array, size: Ints, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Array:
+    """What PyTorch calls convolution, with a result of spatial `size`; weight is (O, C/groups, *kernel)."""
+    if _is_matrix_product(weight.shape[2:], stride, padding, groups) and tuple(size) == x.shape[2:]:
+        product = dot(weight.reshape(*weight.shape[:2]), x, ([1], [1]))
+        return hlo.transpose(product, (1, 0, *range(2, x.ndim)))
+    edges = []
+    for i, k in enumerate(weight.shape[2:]):
+        reach = (size[i] - 1) * stride[i] + (k - 1) * dilation[i] + 1
+        edges.append((padding[i], reach - x.shape[2 + i] - padding[i]))
+    return _convolve(x, weight, stride, edges, [1] * len(stride), dilation, groups)
+
+
+def spread(y: Array, weight: Array, size: Ints, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Array:
+    """The adjoint of `correlate` in x, for an x of spatial `size`: the input's gradient, or a transposed convolution.
+
+    It is a convolution of y, dilated by the stride, with the kernel flipped and its channels exchanged within groups.
+    """
+    spatial = range(2, weight.ndim)
+    kernel = weight.shape[2:]
+    outputs, inputs = weight.shape[0] // groups, weight.shape[1]
+    exchanged = hlo.transpose(weight.reshape(groups, outputs, inputs, *kernel), (0, 2, 1, *(d + 1 for d in spatial)))
+    exchanged = hlo.reverse(exchanged.reshape(groups * inputs, outputs, *kernel), spatial)
+    if _is_matrix_product(kernel, stride, padding, groups) and tuple(size) == y.shape[2:]:
+        return correlate(y, exchanged, size, stride, padding, dilation, groups)
+    edges = []
+    for i, length in enumerate(size):
+        reach = dilation[i] * (kernel[i] - 1)
+        low = reach - padding[i]
+        edges.append((low, length + reach - low - ((y.shape[2 + i] - 1) * stride[i] + 1)))
+    return _convolve(y, exchanged, [1] * len(stride), edges, stride, dilation, groups)
+
+
+def weight_gradient(
+    x: Array, y: Array, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, groups: int
+) -> Array:
+    """The adjoint of `correlate` in the weight: x convolved with y, dilated by the stride; the batch is contracted.
+
+    Groups of channels become feature groups: batch groups (as in JAX) are 12 times slower on XLA:CPU.
+    """
+    spatial = range(2, x.ndim)
+    if _is_matrix_product(kernel, stride, padding, groups):
+        contracted = [0, *spatial]
+        return dot(y, x, (contracted, contracted)).reshape(y.shape[1], x.shape[1], *kernel)
+    batch, channels = x.shape[0], x.shape[1] // groups
+    x = hlo.transpose(x.reshape(batch, groups, channels, *x.shape[2:]), (2, 1, 0, *(d + 1 for d in spatial)))
+    x = x.reshape(channels, groups * batch, *x.shape[3:])
+    y = hlo.transpose(y, (1, 0, *spatial))
+    edges = []
+    for i, k in enumerate(kernel):
+        reach = (y.shape[2 + i] - 1) * stride[i] + 1
+        edges.append((padding[i], (k - 1) * dilation[i] + reach - x.shape[2 + i] - padding[i]))
+    gradient = _convolve(x, y, dilation, edges, [1] * len(kernel), stride, groups)
+    return hlo.transpose(gradient, (1, 0, *spatial))
+
+
+@lower("convolution_overrideable")
+def convolution(
+    x: Array,
+    weight: Array,
+    bias: Array | None,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    transposed: bool,
+    output_padding: Ints,
+    groups: int,
+    out: Spec,
+) -> Array:
+    adjoint_or_plain = spread if transposed else correlate
+    result = adjoint_or_plain(x, weight, out.shape[2:], stride, padding, dilation, groups)
+    if bias is not None:
+        result = result + hlo.convert(bias, result.dtype).reshape(-1, *[1] * len(stride))
+    return hlo.convert(result, x.dtype)
+
+
+@lower("convolution_backward_overrideable")
+def convolution_backward(
+    grad: Array,
+    x: Array,
+    weight: Array,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    transposed: bool,
+    output_padding: Ints,
+    groups: int,
+    output_mask: Sequence[bool],
+) -> list[Array]:
+    kernel = weight.shape[2:]
+    results = []
+    if output_mask[0]:
+        adjoint_or_plain = correlate if transposed else spread
+        results.append(adjoint_or_plain(grad, weight, x.shape[2:], stride, padding, dilation, groups))
+    if output_mask[1]:
+        wide, narrow = (grad, x) if transposed else (x, grad)
+        results.append(weight_gradient(wide, narrow, kernel, stride, padding, dilation, groups))
+    if output_mask[2]:
+        wide_grad = hlo.convert(grad, compute_dtype(grad.dtype))
+        results.append(structured.reduce_sum(wide_grad, [0, *range(2, grad.ndim)]))
+    return results
+
+
+# --- PyTorch's native variants -----------------------------------------------------------------------------------
+
+# `convolution` and its gradient are left to PyTorch's C++ code, which checks the arguments, answers empty batches,
+# turns 1-d into 2-d, and ends in the operators above; under a trace as well.
+
+
+@decompose("_slow_conv2d_forward", "slow_conv3d_forward")
+def _slow_convolution(
+    x: torch.Tensor, weight: torch.Tensor, kernel_size: Ints, bias: torch.Tensor | None, stride: Ints, padding: Ints
+) -> torch.Tensor:
+    weight = weight.view(weight.shape[0], -1, *kernel_size)
+    return torch.convolution(x, weight, bias, stride, padding, [1] * len(stride), False, [0] * len(stride), 1)
+
+
+def _per_dimension(value: Ints | int, count: int) -> list[int]:
+    return [value] * count if isinstance(value, int) else list(value) * (count if len(value) == 1 else 1)
+
+
+@decompose("slow_conv_dilated2d", "slow_conv_dilated3d")
+def _dilated_convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    kernel_size: Ints,
+    bias: torch.Tensor | None = None,
+    stride: Ints | int = 1,
+    padding: Ints | int = 0,
+    dilation: Ints | int = 1,
+) -> torch.Tensor:
+    spatial = len(kernel_size)
+    stride, padding, dilation = (_per_dimension(v, spatial) for v in (stride, padding, dilation))
+    return torch.convolution(x, weight, bias, stride, padding, dilation, False, [0] * spatial, 1)
+
+
+@decompose("slow_conv_transpose2d", "slow_conv_transpose3d")
+def _transposed_convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    kernel_size: Ints,
+    bias: torch.Tensor | None = None,
+    stride: Ints | int = 1,
+    padding: Ints | int = 0,
+    output_padding: Ints | int = 0,
+    dilation: Ints | int = 1,
+) -> torch.Tensor:
+    options = (_per_dimension(v, len(kernel_size)) for v in (stride, padding, output_padding, dilation))
+    stride, padding, output_padding, dilation = options
+    return torch.convolution(x, weight, bias, stride, padding, dilation, True, output_padding, 1)
+
+
+# --- shapes and layouts, for which PyTorch has no meta kernel -----------------------------------------------------
+
+
+def _memory_format(x: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
+    """Channels-last if one of the operands is, as the CPU's kernels decide (oneDNN; native ones for float64)."""
+    formats = {suggest_memory_format(x), suggest_memory_format(weight)}
+    for format in (torch.channels_last, torch.channels_last_3d):
+        if format in formats:
+            return format
+    return torch.contiguous_format
+
+
+def _meta_convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    transposed: bool,
+    output_padding: Ints,
+    groups: int,
+) -> torch.Tensor:
+    result = torch.ops.aten.convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+    return torch.empty_like(result, memory_format=_memory_format(x, weight))
+
+
+def _meta_convolution_backward(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *rest: object
+) -> tuple[torch.Tensor | None, ...]:
+    transposed, groups = rest[3], rest[5]
+    bias_sizes = [weight.shape[1] * groups if transposed else weight.shape[0]]
+    return torch.ops.aten.convolution_backward(grad, x, weight, bias_sizes, *rest)
+
+
+_meta = torch.library.Library("aten", "IMPL")
+_meta.impl("convolution_overrideable", _meta_convolution, "Meta")
+_meta.impl("convolution_backward_overrideable", _meta_convolution_backward, "Meta")
