@@ -10,11 +10,10 @@ import types
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from torch_tpu.device import fork, memory, properties, random, streams
 from torch_tpu.device.generator import default_generator
 from torch_tpu.device.index import get_device_index
+from torch_tpu.eager import mode
 
 _PUBLIC = Path(__file__).parent / "public"
 
@@ -54,35 +53,18 @@ class TpuModule(types.ModuleType):
     """`torch.tpu`."""
 
     @property
-    def eager_mode(self) -> Any:
-        """The process-wide execution mode; may be assigned."""
-        from torch_tpu.eager import mode
-
+    def eager_mode(self) -> mode.EagerMode:
+        """The execution mode of the process; may be assigned."""
         return mode.get_eager_mode()
 
     @eager_mode.setter
-    def eager_mode(self, value: Any) -> None:
-        from torch_tpu.eager import mode
-
+    def eager_mode(self, value: mode.EagerMode) -> None:
         mode.use_eager_mode(value)
-
-    @property
-    def EagerMode(self) -> type:
-        """The execution modes."""
-        from torch_tpu.eager import mode
-
-        return mode.EagerMode
 
     @property
     def default_generators(self) -> tuple[Any, ...]:
         """The generator of each device."""
         return (default_generator(),)
-
-    def set_eager_mode(self, mode: Any) -> Any:
-        """A `with` block with another execution mode; `eager_mode` is the mode outside such blocks."""
-        from torch_tpu.eager.mode import set_eager_mode
-
-        return set_eager_mode(mode)
 
     def __getattr__(self, name: str) -> types.ModuleType:
         if name.startswith("_") or not any((_PUBLIC / found).exists() for found in (f"{name}.py", name)):
@@ -92,28 +74,23 @@ class TpuModule(types.ModuleType):
 
 def build() -> TpuModule:
     """The module object, complete."""
-    module = TpuModule("torch.tpu", "The device `tpu`.")
-    module.__file__ = __file__
-    module.__path__ = [str(_PUBLIC)]
-    for source in (memory, properties, random, streams):
-        for name in source.__all__:
-            setattr(module, name, getattr(source, name))
-    for name, value in {
+    public: dict[str, Any] = {
+        "EagerMode": mode.EagerMode,
         "device": device,
         "device_of": device_of,
-        "_device_t": torch.types.Device,
-        "_initialized": True,
-        "_is_in_bad_fork": is_in_bad_fork,
-        "_lazy_init": lazy_init,
-        "_utils": types.SimpleNamespace(_get_device_index=get_device_index),
-    }.items():
-        setattr(module, name, value)
-    public = [
-        *("EagerMode", "default_generators", "device", "device_of", "eager_mode", "set_eager_mode"),
-        *memory.__all__,
-        *properties.__all__,
-        *random.__all__,
-        *streams.__all__,
-    ]
-    module.__dict__["__all__"] = sorted(public)
+        "set_eager_mode": mode.set_eager_mode,
+    }
+    for source in (memory, properties, random, streams):
+        public.update((name, getattr(source, name)) for name in source.__all__)
+    module = TpuModule("torch.tpu", "The device `tpu`.")
+    module.__dict__.update(
+        public,
+        __all__=sorted([*public, "default_generators", "eager_mode"]),
+        __file__=__file__,
+        __path__=[str(_PUBLIC)],
+        _initialized=True,
+        _is_in_bad_fork=is_in_bad_fork,
+        _lazy_init=lazy_init,
+        _utils=types.SimpleNamespace(_get_device_index=get_device_index),
+    )
     return module

@@ -169,8 +169,12 @@ class Tracer(TorchDispatchMode):
         if rule is not None:
             return self._lower(func, rule, bind(func, args, kwargs))
         sig = signature(func)
-        if sig.is_view or func in _METADATA_ONLY:
+        if func in _METADATA_ONLY or (sig.is_view and not _is_composite(func)):
             return func(*args, **kwargs)
+        if sig.is_view:
+            # Such as reshape, which may copy.
+            with self:
+                return func.decompose(*args, **kwargs)
         element = derived.foreach_element(func)
         if element is not None:
             return self._foreach(func, element, bind(func, args, kwargs))
@@ -269,6 +273,9 @@ class Tracer(TorchDispatchMode):
         results = []
         for call in derived.foreach_calls(func, values):
             names = {a.name: v for a, v in zip(signature(func).arguments, call, strict=True)}
+            # addcmul and addcdiv: what foreach calls `scalars` is the keyword `value` of the single operator.
+            if "scalars" in names:
+                names["value"] = names["scalars"]
             own = [
                 names.get(a.name, call[i] if i < len(call) and not a.keyword_only else a.default)
                 for i, a in enumerate(arguments)
@@ -324,8 +331,19 @@ _METADATA_ONLY = frozenset(
         torch.ops.aten.sym_numel.default,
         torch.ops.aten.sym_storage_offset.default,
         torch.ops.aten.resize_.default,
+        torch.ops.aten.as_strided_.default,
+        torch.ops.aten.transpose_.default,
+        torch.ops.aten.t_.default,
+        torch.ops.aten.squeeze_.default,
+        torch.ops.aten.squeeze_.dim,
+        torch.ops.aten.squeeze_.dims,
+        torch.ops.aten.unsqueeze_.default,
     }
 )
+
+
+def _is_composite(func: OpOverload) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
 def _plain(value: Any) -> Any:
