@@ -23,7 +23,12 @@ from torch_tpu.ops import derived
 from torch_tpu.ops.registry import decomposes_here
 from torch_tpu.ops.schema import signature
 
-HANDWRITTEN_MODULES = ("torch_tpu.eager.memory", "torch_tpu.eager.copy", "torch_tpu.eager.indexing")
+HANDWRITTEN_MODULES = (
+    "torch_tpu.eager.memory",
+    "torch_tpu.eager.copy",
+    "torch_tpu.eager.indexing",
+    "torch_tpu.eager.dynamic",
+)
 
 _lock = threading.RLock()
 _done = False
