@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array, Number
 from torch_tpu.ops.promotion import cast, compute_dtype, elementwise
-from torch_tpu.ops.registry import lower
+from torch_tpu.ops.registry import Check, lower
 
 Value = Array | Number
-Check = Callable[..., None]
 NONE, MEAN, SUM = 0, 1, 2
 
 

@@ -1,0 +1,93 @@
+"""Losses and their derivatives against the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.compare import check, check_opinfo
+from torch_tpu import metrics
+
+LOSSES = [
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "kl_div",
+    "soft_margin_loss",
+    "multi_margin_loss",
+    "multilabel_margin_loss",
+    "multilabel_soft_margin_loss",
+    "nll_loss",
+    "cross_entropy",
+    "hinge_embedding_loss",
+    "margin_ranking_loss",
+    "poisson_nll_loss",
+    "gaussian_nll_loss",
+    "cosine_embedding_loss",
+    "triplet_margin_loss",
+]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_loss(name: str) -> None:
+    check_opinfo(f"nn.functional.{name}", (torch.float32,), samples=9)
+
+
+@pytest.mark.parametrize("name", ["mse_loss", "smooth_l1_loss", "huber_loss", "nll_loss", "cross_entropy"])
+def test_loss_in_half_and_double_precision(name: str) -> None:
+    # A sum of rounded bfloat16 losses may differ by a rounding more.
+    check_opinfo(f"nn.functional.{name}", (torch.bfloat16,), samples=4, rtol=2e-2, atol=2e-2)
+    check_opinfo(f"nn.functional.{name}", (torch.float64,), samples=3)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_nll_loss_of_images_with_weights_and_ignored_pixels(reduction: str) -> None:
+    x = torch.randn(2, 5, 3, 4, requires_grad=True)
+    target = torch.randint(0, 5, (2, 3, 4))
+    target[0, 0] = 255
+    check(F.cross_entropy, x, target, torch.rand(5), ignore_index=255, reduction=reduction)
+
+
+def test_cross_entropy_of_probabilities_and_smoothing() -> None:
+    x = torch.randn(4, 6, requires_grad=True)
+    check(F.cross_entropy, x, torch.randn(4, 6).softmax(1), label_smoothing=0.1)
+    check(F.cross_entropy, x, torch.tensor([0, 5, -100, 2]), label_smoothing=0.1)
+    check(F.cross_entropy, x, torch.tensor([-100] * 4))
+    check(F.cross_entropy, x[:0].detach(), torch.empty(0, dtype=torch.long), reduction="sum")
+
+
+@pytest.mark.parametrize("target", [[0, 6], [-1, 0]])
+def test_class_out_of_bounds(target: list[int]) -> None:
+    with pytest.raises(IndexError, match="out of bounds"):
+        F.nll_loss(torch.ones(2, 6, device="tpu"), torch.tensor(target, device="tpu")).item()
+
+
+def test_probability_out_of_range() -> None:
+    half = torch.full((2,), 0.5, device="tpu")
+    with pytest.raises(RuntimeError, match="all elements of input should be between 0 and 1"):
+        F.binary_cross_entropy(torch.tensor([0.5, 1.5], device="tpu"), half).item()
+    with pytest.raises(RuntimeError, match="all elements of target should be between 0 and 1"):
+        F.binary_cross_entropy(half, torch.tensor([0.5, -1.5], device="tpu")).item()
+
+
+def test_cross_entropy_at_certain_predictions() -> None:
+    inf = float("inf")
+    check(F.binary_cross_entropy, torch.tensor([0.0, 1.0, 0.0, 1.0], requires_grad=True), torch.tensor([0.0, 1, 1, 0]))
+    check(
+        F.binary_cross_entropy_with_logits,
+        torch.tensor([100.0, -100.0, 0.0, 1e4, inf], requires_grad=True),
+        torch.tensor([0.0, 1.0, 0.5, 1.0, 0.0]),
+        reduction="none",
+    )
+
+
+def test_changing_delta_does_not_recompile() -> None:
+    x, y = torch.tensor([3.0], device="tpu"), torch.zeros(1, device="tpu")
+    F.huber_loss(x, y, delta=0.5)
+    before = metrics.counters()["compile"]
+    assert [F.huber_loss(x, y, delta=d).item() for d in (2.0, 0.25)] == [4.0, 0.71875]
+    assert metrics.counters()["compile"] == before
