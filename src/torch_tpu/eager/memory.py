@@ -104,6 +104,11 @@ def set_nothing(t: torch.Tensor) -> torch.Tensor:
     return set_geometry(t, new_storage(0, st.uninitialised(0, t.dtype)), 0, (0,), (1,))
 
 
+@kernel("as_strided_")
+def as_strided_(t: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> torch.Tensor:
+    return set_geometry(t, t.untyped_storage(), int(t.storage_offset()) if offset is None else offset, size, stride)
+
+
 @kernel("is_set_to")
 def is_set_to(a: torch.Tensor, b: torch.Tensor) -> bool:
     return (

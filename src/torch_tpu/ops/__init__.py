@@ -19,6 +19,7 @@ FAMILIES = (
     "grouped_matmul",
     "normalization",
     "batch_norm",
+    "attention",
     "norm",
     "scan",
     "indexing",

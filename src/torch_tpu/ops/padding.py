@@ -1,0 +1,112 @@
+"""Padding with a constant, by reflection and by repeating the edge; and the gradients of the latter two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch_tpu.hlo import array as hlo
+from torch_tpu.hlo import structured
+from torch_tpu.hlo.array import Array, Number
+from torch_tpu.ops.promotion import compute_dtype
+from torch_tpu.ops.registry import lower
+
+# The `count` elements put before (or, `at_end`, after) those of a dimension.
+Edge = Callable[[Array, int, int, bool], Array]
+# The gradient of the `size` elements of a dimension that such an edge's gradient gives.
+EdgeGradient = Callable[[Array, int, int, bool], Array]
+
+
+def _pairs(padding: Sequence[int], ndim: int) -> list[tuple[int, int, int]]:
+    """(dimension, low, high) of PyTorch's list, which begins with the last dimension."""
+    return [(ndim - 1 - i, padding[2 * i], padding[2 * i + 1]) for i in range(len(padding) // 2)]
+
+
+@lower("constant_pad_nd")
+def constant_pad_nd(x: Array, padding: Sequence[int], value: Array | Number = 0) -> Array:
+    low, high = [0] * x.ndim, [0] * x.ndim
+    for dim, before, after in _pairs(padding, x.ndim):
+        low[dim], high[dim] = before, after
+    return hlo.pad(x, hlo.convert(value, x.dtype) if isinstance(value, Array) else value, low, high)
+
+
+# --- edges -------------------------------------------------------------------------------------------------------
+
+
+def _mirror(x: Array, dim: int, count: int, at_end: bool) -> Array:
+    """The elements next to the edge one, in reverse."""
+    start = x.shape[dim] - 1 - count if at_end else 1
+    return hlo.reverse(hlo.slice_in_dim(x, start, start + count, dim=dim), [dim])
+
+
+def _mirror_gradient(grad: Array, dim: int, size: int, at_end: bool) -> Array:
+    count = grad.shape[dim]
+    start = size - 1 - count if at_end else 1
+    return _placed(hlo.reverse(grad, [dim]), dim, start, size)
+
+
+def _repeated(x: Array, dim: int, count: int, at_end: bool) -> Array:
+    start = x.shape[dim] - 1 if at_end else 0
+    edge = hlo.slice_in_dim(x, start, start + 1, dim=dim)
+    shape = [count if d == dim else size for d, size in enumerate(x.shape)]
+    return hlo.broadcast_in_dim(edge, shape, range(x.ndim))
+
+
+def _repeated_gradient(grad: Array, dim: int, size: int, at_end: bool) -> Array:
+    total = hlo.expand_dims(structured.reduce_sum(grad, [dim]), dim)
+    return _placed(total, dim, size - 1 if at_end else 0, size)
+
+
+def _placed(x: Array, dim: int, start: int, size: int) -> Array:
+    """`x` from `start` on in a dimension of `size`, zeros around it; what doesn't fit is cut."""
+    low = [start if d == dim else 0 for d in range(x.ndim)]
+    high = [size - start - x.shape[dim] if d == dim else 0 for d in range(x.ndim)]
+    return hlo.pad(x, 0, low, high)
+
+
+# --- operators ---------------------------------------------------------------------------------------------------
+
+
+def _padded(x: Array, padding: Sequence[int], edge: Edge) -> Array:
+    for dim, low, high in _pairs(padding, x.ndim):
+        parts = [x]
+        if low > 0:
+            parts.insert(0, edge(x, dim, low, False))
+        if high > 0:
+            parts.append(edge(x, dim, high, True))
+        joined = hlo.concatenate(parts, dim)
+        x = hlo.slice_in_dim(joined, max(-low, 0), joined.shape[dim] - max(-high, 0), dim=dim)
+    return x
+
+
+def _gradient(grad: Array, x: Array, padding: Sequence[int], edge: EdgeGradient) -> Array:
+    total = hlo.convert(grad, compute_dtype(grad.dtype))
+    for dim, low, high in _pairs(padding, x.ndim):
+        size, end = x.shape[dim], total.shape[dim]
+        before, after = max(low, 0), end - max(high, 0)
+        inner = _placed(hlo.slice_in_dim(total, before, after, dim=dim), dim, max(-low, 0), size)
+        if low > 0:
+            inner = inner + edge(hlo.slice_in_dim(total, 0, before, dim=dim), dim, size, False)
+        if high > 0:
+            inner = inner + edge(hlo.slice_in_dim(total, after, end, dim=dim), dim, size, True)
+        total = inner
+    return total
+
+
+@lower("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
+def reflection_pad(x: Array, padding: Sequence[int]) -> Array:
+    return _padded(x, padding, _mirror)
+
+
+@lower("reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward")
+def reflection_pad_backward(grad: Array, x: Array, padding: Sequence[int]) -> Array:
+    return _gradient(grad, x, padding, _mirror_gradient)
+
+
+@lower("replication_pad1d", "replication_pad2d", "replication_pad3d")
+def replication_pad(x: Array, padding: Sequence[int]) -> Array:
+    return _padded(x, padding, _repeated)
+
+
+@lower("replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward")
+def replication_pad_backward(grad: Array, x: Array, padding: Sequence[int]) -> Array:
+    return _gradient(grad, x, padding, _repeated_gradient)
