@@ -45,14 +45,25 @@ def div(x: Array, y: Array | Number) -> Array:
 
 
 @elementwise("div.Tensor_mode", "div.Scalar_mode")
-def div_mode(x: Array, y: Array | Number, *, rounding_mode: str | None, check: Check) -> Array:
+def div_mode(x: Array, y: Array | Number, *, rounding_mode: str | None, out: Spec, check: Check) -> Array:
     match rounding_mode:
         case "floor":
             return _floor_divide(x, y, check)
         case "trunc" if x.dtype.is_floating_point:
-            return truncate(x / y)
+            return truncate(_rounded_quotient(x, y, out.dtype))
         case "trunc":
             _require_nonzero(y, x, check)
+    return x / y
+
+
+# Exponent and mantissa bits.
+_REDUCED = {torch.float16: (5, 10), torch.bfloat16: (8, 7)}
+
+
+def _rounded_quotient(x: Array, y: Array | Number, dtype: torch.dtype) -> Array:
+    """The CPU divides tensors of reduced precision in that precision, but by a number in float32."""
+    if isinstance(y, Array) and y.ndim and dtype in _REDUCED:
+        return hlo.reduce_precision(x / y, *_REDUCED[dtype])
     return x / y
 
 

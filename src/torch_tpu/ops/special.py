@@ -87,16 +87,48 @@ def _integer(x: Array) -> torch.dtype:
 @elementwise("polygamma")
 def polygamma(n: int, x: Array) -> Array:
     """(-1)ⁿ⁺¹ n! ζ(n+1, x)."""
-    if n == 0:
-        return digamma(x)
-    order = hlo.full_like(x, n + 1)
-    return hlo.zeta(order, x) * (math.factorial(n) * (-1) ** (n + 1))
+    if n < 2:
+        return trigamma(x) if n else digamma(x)
+    return _zeta(hlo.full_like(x, n + 1), x) * (math.factorial(n) * (-1) ** (n + 1))
+
+
+def trigamma(x: Array) -> Array:
+    """Reflected below ½, six steps of the recurrence, then the asymptotic series."""
+    is_left = x < 0.5
+    reflection = hlo.square(math.pi / hlo.sin(x * math.pi))
+    x = hlo.select(is_left, 1 - x, x)
+    result = hlo.full_like(x, 0)
+    for _ in range(6):
+        result = result + 1 / (x * x)
+        x = x + 1
+    square = 1 / (x * x)
+    result = result + (1 + 0.5 / x + square * (1 / 6 - square * (1 / 30 - square * (1 / 42)))) / x
+    return hlo.select(is_left, reflection - result, result)
 
 
 @elementwise("special_zeta", "special_zeta.self_scalar", "special_zeta.other_scalar")
 def zeta(x: Array | Number, q: Array | Number) -> Array:
-    """Hurwitz's ζ(x, q)."""
-    return hlo.zeta(_array(x, q), _array(q, x))
+    return _zeta(_array(x, q), _array(q, x))
+
+
+def _zeta(x: Array, q: Array) -> Array:
+    """Hurwitz's ζ(x, q); a negative q is first brought above 0, term by term."""
+    shape = hlo.broadcast_shapes(x.shape, q.shape)
+    x, q = hlo.broadcast_to(x, shape), hlo.broadcast_to(q, shape)
+    is_pole = (q <= 0) & q.eq(hlo.floor(q))
+
+    def unfinished(k: Array, q: Array, total: Array) -> Array:
+        return structured.reduce_or(~is_pole & (q < 0), range(q.ndim)) & (k < 10000)
+
+    def step(k: Array, q: Array, total: Array) -> list[Array]:
+        is_negative = q < 0
+        term = hlo.select(is_negative, hlo.power(q, -x), 0)
+        return [k + 1, hlo.select(is_negative, q + 1, q), total + term]
+
+    initial = [hlo.constant(0, torch.int32), q, hlo.full_like(q, 0)]
+    _, shifted, total = structured.while_loop(initial, unfinished, step)
+    result = total + hlo.zeta(x, shifted)
+    return hlo.select(x.eq(1) | (is_pole & (x > 1)), math.inf, result)
 
 
 def _in_float64(function):  # type: ignore[no-untyped-def]

@@ -76,7 +76,17 @@ def _log_add_exp(x: Array, y: Array, exp: Formula, log1p: Formula) -> Array:
 
 @elementwise("logaddexp")
 def logaddexp(x: Array, y: Array) -> Array:
-    return _log_add_exp(x, y, hlo.exp, hlo.log1p)
+    return _complex_log_add_exp(x, y) if x.dtype.is_complex else _log_add_exp(x, y, hlo.exp, hlo.log1p)
+
+
+def _complex_log_add_exp(x: Array, y: Array) -> Array:
+    """Ordered by real part; of two infinite ones the smaller where negative (the angle doesn't matter)."""
+    is_less = hlo.real(x) < hlo.real(y)
+    large, small = hlo.select(is_less, y, x), hlo.select(is_less, x, y)
+    infinite = hlo.real(x).eq(hlo.real(y)) & ~hlo.is_finite(hlo.real(x))
+    at_infinity = hlo.select(hlo.real(small) < 0, small, hlo.log(hlo.exp(small) + hlo.exp(large)))
+    result = hlo.select(infinite, at_infinity, hlo.log1p(hlo.exp(small - large)) + large)
+    return hlo.select(hlo.is_nan(x) | hlo.is_nan(y), complex(math.nan, math.nan), result)
 
 
 @elementwise("logaddexp2")
