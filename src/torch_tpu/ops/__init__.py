@@ -26,6 +26,7 @@ FAMILIES = (
     "scatter",
     "join",
     "padding",
+    "embedding",
     "activation",
     "softmax",
     "loss",

@@ -25,6 +25,16 @@ class Rng:
         self._state = state
         self.drawn = 0
 
+    def position(self) -> Array:
+        """The state from which `Rng` repeats the draws that come next."""
+        zero = hlo.constant(0, torch.uint64)
+        step = hlo.stack([zero, hlo.constant(self.drawn // 4, torch.uint64)], 0)
+        return self._state + step
+
+    def skip(self, count: int) -> None:
+        """Passes over `count` 32-bit words, which someone draws from `position()`."""
+        self.drawn += (count + 3) // 4 * 4
+
     def bits(self, shape: Sequence[int], dtype: torch.dtype = torch.uint32) -> Array:
         """Uniform random bits, uint32 or uint64."""
         count = math.prod(shape)
