@@ -95,7 +95,7 @@ def elements(shape: Sequence[int], dim: int, index: Array) -> Region:
 
 def read(x: Array, where: Region) -> Array:
     """The elements of a region."""
-    if 0 in where.shape:
+    if 0 in where.shape or not x.size:
         return hlo.zeros(where.shape, x.dtype)
     return structured.gather(
         x,
