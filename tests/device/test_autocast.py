@@ -10,7 +10,7 @@ from torch import nn
 
 @pytest.fixture
 def x():
-    return torch.randn(4, 4, device="tpu")
+    return torch.randn(4, 4).to("tpu")
 
 
 def test_the_default_dtype():
@@ -133,7 +133,7 @@ def test_checkpoint_keeps_the_region(x):
 def test_recurrent_layers_take_mixed_inputs(layer):
     module = layer(4, 4).to("tpu")
     with torch.autocast("tpu"):
-        output, _ = module(torch.randn(3, 2, 4, device="tpu", dtype=torch.bfloat16))
+        output, _ = module(torch.randn(3, 2, 4).to("tpu", torch.bfloat16))
     assert output.dtype is torch.bfloat16
 
 

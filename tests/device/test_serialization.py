@@ -84,7 +84,7 @@ def test_deepcopy_of_a_module():
 
 
 def test_deepcopy_keeps_shared_storages():
-    x = torch.arange(4.0, device="tpu")
+    x = torch.arange(4.0).to("tpu")
     base, view = copy.deepcopy([x, x[1:]])
     base.fill_(7)
     assert view.tolist() == [7, 7, 7]

@@ -52,7 +52,7 @@ def test_data_pointers_are_unique_and_follow_the_offset():
 
 
 def test_copies():
-    x = torch.arange(4, dtype=torch.int32, device="tpu")
+    x = torch.arange(4, dtype=torch.int32).to("tpu")
     for copied in (x.untyped_storage().clone(), copy.copy(x.untyped_storage()), copy.deepcopy(x.untyped_storage())):
         assert copied.device.type == "tpu"
         assert copied.tolist() == torch.arange(4, dtype=torch.int32).untyped_storage().tolist()
@@ -67,13 +67,13 @@ def test_copies():
 
 
 def test_typed_storage():
-    x = torch.arange(4.0, device="tpu")
+    x = torch.arange(4.0).to("tpu")
     assert x.storage().tolist() == [0, 1, 2, 3]
     assert x.untyped_storage().float().tolist()
 
 
 def test_resize_frees_and_makes_anew():
-    x = torch.arange(4.0, device="tpu")
+    x = torch.arange(4.0).to("tpu")
     storage = x.untyped_storage()
     address = storage.data_ptr()
     assert storage.resize_(0) is storage
@@ -87,7 +87,7 @@ def test_resize_frees_and_makes_anew():
 
 
 def test_resize_to_the_same_size_keeps_the_contents():
-    x = torch.arange(4.0, device="tpu")
+    x = torch.arange(4.0).to("tpu")
     x.untyped_storage().resize_(16)
     assert x.tolist() == [0, 1, 2, 3]
 
@@ -114,7 +114,7 @@ def test_cpu_storages_resize_as_before():
 
 def test_set_and_data():
     x = torch.ones(3, device="tpu")
-    parameter = torch.nn.Parameter(torch.randn(3, device="tpu"))
+    parameter = torch.nn.Parameter(torch.randn(3).to("tpu"))
     parameter.data = x
     x.add_(1)
     assert parameter.tolist() == [2, 2, 2]

@@ -1,0 +1,191 @@
+"""Random numbers of the common distributions, dropout, permutations. All bits come from `Rng`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torch_tpu.hlo import array as hlo
+from torch_tpu.hlo import structured, types
+from torch_tpu.hlo.array import Array, Number
+from torch_tpu.ops.promotion import cast, compute_dtype
+from torch_tpu.ops.random_bits import DIGITS, Rng
+from torch_tpu.ops.registry import Check, Spec, lower
+
+Value = Array | Number
+Draw = Callable[[Sequence[int], torch.dtype], Array]
+
+
+def _drawn(out: Spec, draw: Draw) -> Array:
+    """A draw of the result's shape; of a complex result, of its real and imaginary parts."""
+    if not out.dtype.is_complex:
+        return draw(out.shape, out.dtype)
+    parts = draw((*out.shape, 2), types.REAL_PART[out.dtype])
+    re, im = (hlo.squeeze(hlo.slice_in_dim(parts, i, i + 1, dim=-1), -1) for i in range(2))
+    return hlo.complex_(re, im)
+
+
+def _numbers(out: Spec, *values: Value) -> list[Any]:
+    """Parameters of a distribution in the dtype in which the draw is computed."""
+    return cast(list(values), compute_dtype(types.REAL_PART.get(out.dtype, out.dtype)))
+
+
+# --- continuous --------------------------------------------------------------------------------------------------
+
+
+@lower("uniform")
+def uniform(x: Array, low: Value = 0.0, high: Value = 1.0, *, generator: None, out: Spec, rng: Rng) -> Array:
+    low, high = _numbers(out, low, high)
+    return _drawn(out, lambda shape, dtype: rng.uniform(shape, dtype) * (high - low) + low)
+
+
+@lower("normal_functional")
+def normal(x: Array, mean: Value = 0.0, std: Value = 1.0, *, generator: None, out: Spec, rng: Rng) -> Array:
+    """Of a complex normal, either part has half the variance (and the whole mean)."""
+    mean, std = _numbers(out, mean, std)
+    if out.dtype.is_complex:
+        std = std * math.sqrt(0.5)
+    return _drawn(out, lambda shape, dtype: rng.normal(shape, dtype) * std + mean)
+
+
+@lower("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor")
+def normal_of_tensors(mean: Value, std: Value = 1.0, *, generator: None, out: Spec, rng: Rng, check: Check) -> Array:
+    if isinstance(std, Array) and std.ndim:
+        fine = structured.reduce_and(std >= 0, range(std.ndim))
+        check(fine, "normal expects all elements of std >= 0.0", RuntimeError)
+    mean, std = cast([mean, std], compute_dtype(out.dtype))
+    scale = math.sqrt(0.5) if out.dtype.is_complex else 1
+    return _drawn(out, rng.normal) * (std * scale) + mean
+
+
+@lower("log_normal")
+def log_normal(x: Array, mean: Value = 1.0, std: Value = 2.0, *, generator: None, out: Spec, rng: Rng) -> Array:
+    mean, std = _numbers(out, mean, std)
+    return hlo.exp(rng.normal(out.shape, out.dtype) * std + mean)
+
+
+@lower("exponential")
+def exponential(x: Array, lambd: Value = 1.0, *, generator: None, out: Spec, rng: Rng) -> Array:
+    """Never 0, as PyTorch promises: its users divide by it."""
+    (rate,) = _numbers(out, lambd)
+    return -hlo.log(rng.open_uniform(out.shape, out.dtype)) / rate
+
+
+@lower("cauchy")
+def cauchy(x: Array, median: Value = 0.0, sigma: Value = 1.0, *, generator: None, out: Spec, rng: Rng) -> Array:
+    median, sigma = _numbers(out, median, sigma)
+    return hlo.tan((rng.open_uniform(out.shape, out.dtype) - 0.5) * math.pi) * sigma + median
+
+
+# --- discrete ----------------------------------------------------------------------------------------------------
+
+
+@lower("geometric")
+def geometric(x: Array, p: Value, *, generator: None, out: Spec, rng: Rng) -> Array:
+    """The number of trials up to the first success, by inversion."""
+    dtype = compute_dtype(out.dtype) if out.dtype.is_floating_point else torch.float32
+    trials = hlo.log(rng.open_uniform(out.shape, dtype)) / _log1p(cast(-p, dtype))
+    return hlo.maximum(hlo.ceil(trials), 1)
+
+
+def _log1p(x: Value) -> Value:
+    return hlo.log1p(x) if isinstance(x, Array) else math.log1p(x)  # type: ignore[arg-type]
+
+
+@lower("bernoulli")
+def bernoulli(p: Array, *, generator: None, out: Spec, rng: Rng) -> Array:
+    return _successes(p, out, rng)
+
+
+@lower("bernoulli.p", "bernoulli.Tensor")
+def bernoulli_like(x: Array, p: Value, *, generator: None, out: Spec, rng: Rng) -> Array:
+    return _successes(p, out, rng)
+
+
+def _successes(p: Value, out: Spec, rng: Rng) -> Array:
+    wide = isinstance(p, Array) and p.dtype is torch.float64
+    dtype = torch.float64 if wide else torch.float32
+    return hlo.convert(rng.uniform(out.shape, dtype) < cast(p, dtype), out.dtype)
+
+
+@lower("random")
+def random(x: Array, *, generator: None, out: Spec, rng: Rng) -> Array:
+    """From 0 to the dtype's largest value, or to the largest up to which a float dtype has every integer."""
+    return _integers(0, _last(out.dtype) + 1, out, rng)
+
+
+@lower("random.to", data=["to"])
+def random_to(x: Array, to: Value, *, generator: None, out: Spec, rng: Rng) -> Array:
+    return _integers(0, to, out, rng)
+
+
+@lower("random.from", data=["from", "to"])
+def random_from(x: Array, low: Value, to: Value | None, *, generator: None, out: Spec, rng: Rng) -> Array:
+    return _integers(low, _last(out.dtype) + 1 if to is None else to, out, rng)
+
+
+def _last(dtype: torch.dtype) -> int:
+    if dtype is torch.bool:
+        return 1
+    return 2 ** DIGITS[dtype] if dtype.is_floating_point else torch.iinfo(dtype).max
+
+
+def _integers(low: Value, high: Value, out: Spec, rng: Rng) -> Array:
+    """Uniform integers in [low, high): the high half of the product of random bits and the range (Lemire, 2019)."""
+    low, high = (v if isinstance(v, Array) else hlo.constant(v % 2**64, torch.uint64) for v in (low, high))
+    low, high = (hlo.convert(v, torch.uint64) for v in (low, high))
+    count = high - low
+    if out.dtype.itemsize < 4 or out.dtype is torch.int32:
+        bits = hlo.convert(rng.bits(out.shape), torch.uint64)
+        steps = hlo.shift_right_logical(bits * count, 32)
+    else:
+        bits = rng.bits(out.shape, torch.uint64)
+        # A range of all 2**64 numbers wraps to 0.
+        steps = hlo.select(count.eq(0), bits, _high_product(bits, count))
+    return hlo.convert(hlo.convert(steps + low, torch.int64), out.dtype)
+
+
+def _high_product(x: Array, y: Array) -> Array:
+    """The upper 64 bits of a product of uint64 numbers, from products of their halves."""
+    (x1, x0), (y1, y0) = ((hlo.shift_right_logical(v, 32), v & 0xFFFFFFFF) for v in (x, y))
+    middle = x1 * y0 + hlo.shift_right_logical(x0 * y0, 32)
+    carry = hlo.shift_right_logical(x0 * y1 + (middle & 0xFFFFFFFF), 32)
+    return x1 * y1 + hlo.shift_right_logical(middle, 32) + carry
+
+
+@lower("randperm", "randperm.generator")
+def randperm(n: int, *, out: Spec, rng: Rng, **options: Any) -> Array:
+    """The order that sorts 64-bit random keys."""
+    keys = rng.bits((n,), torch.uint64)
+    return structured.sort([keys, hlo.iota((n,), 0, torch.int64)], 0, lambda a, b, i, j: a < b)[1]
+
+
+# --- dropout -----------------------------------------------------------------------------------------------------
+
+
+@lower("native_dropout")
+def native_dropout(x: Array, p: Value, train: bool | None, *, out: list[Spec], rng: Rng) -> tuple[Array, Array]:
+    if train is False:
+        return x, hlo.full(x.shape, True, torch.bool)
+    wide = cast(x, compute_dtype(x.dtype))
+    p = cast(p, wide.dtype)
+    keep = rng.uniform(x.shape, wide.dtype) >= p
+    return hlo.select(keep, wide / (1 - p), 0), keep
+
+
+@lower("native_dropout_backward", "_masked_scale")
+def native_dropout_backward(grad: Array, mask: Array, scale: Value) -> Array:
+    wide, mask, scale = cast([grad, mask, scale], compute_dtype(grad.dtype))
+    return wide * mask * scale
+
+
+@lower("_fused_dropout")
+def fused_dropout(x: Array, p: Value, generator: None = None, *, out: list[Spec], rng: Rng) -> tuple[Array, Array]:
+    """`p` is the probability that an element is kept."""
+    wide = cast(x, compute_dtype(x.dtype))
+    p = cast(p, wide.dtype)
+    keep = rng.uniform(x.shape, wide.dtype) < p
+    return hlo.select(keep, wide / p, 0), keep
