@@ -130,9 +130,7 @@ def constant(value: Number | npt.ArrayLike, dtype: torch.dtype, shape: Sequence[
             array = array.astype(numpy_dtype)
     element_type = types.element_type(dtype)
     raw: Any = np.ascontiguousarray(array)
-    if dtype is torch.bool:
-        raw = np.packbits(raw, bitorder="little")
-    elif numpy_dtype.isbuiltin != 1:
+    if numpy_dtype.isbuiltin != 1:
         raw = raw.view(f"u{numpy_dtype.itemsize}")
     attribute = ir.DenseElementsAttr.get(raw, type=element_type, shape=list(array.shape))
     result = Array(stablehlo.constant(attribute), array.shape, dtype)
