@@ -98,13 +98,19 @@ def test_grouped_queries():
     compare([(2, 4, 5, 8), (2, 1, 5, 8), (2, 1, 5, 8)], fused=True, enable_gqa=True, is_causal=True)
 
 
-def test_dropout_goes_to_the_composite():
-    x = torch.randn(SAME[0]).to("tpu")
+def test_dropout():
+    q, k = (torch.randn(2, 3, 5, 8).to("tpu") for _ in range(2))
+    v = torch.eye(5).expand(2, 3, 5, 5).contiguous().to("tpu").requires_grad_()
+    weights = F.scaled_dot_product_attention(q, k, v.detach()).cpu()
     with Operations() as operations:
-        dropped = F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
-    assert not operations.fused
-    assert dropped.isfinite().all()
-    assert not torch.equal(dropped.cpu(), F.scaled_dot_product_attention(x, x, x).cpu())
+        dropped = F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+    assert operations.fused
+    kept = dropped.detach().cpu()
+    assert 0.2 < (kept == 0).float().mean() < 0.8
+    torch.testing.assert_close(kept, torch.where(kept == 0, 0.0, 2 * weights))
+    gradient = torch.randn(2, 3, 5, 5)
+    dropped.backward(gradient.to("tpu"))
+    torch.testing.assert_close(v.grad.cpu(), kept.mT @ gradient, rtol=1e-4, atol=1e-5)
 
 
 def test_sdpa_kernel_chooses():
@@ -119,7 +125,7 @@ def test_sdpa_kernel_chooses():
             F.scaled_dot_product_attention(x, x, x)
         assert operations.fused == fused
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION), pytest.raises(RuntimeError, match="No available kernel"):
-        F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
+        F.scaled_dot_product_attention(x[0, 0], x[0, 0], x[0, 0])
 
 
 def test_function_transforms():

@@ -24,12 +24,12 @@ def scaled_dot_product_attention(
 ) -> torch.Tensor:
     """The kernel of `aten::scaled_dot_product_attention`.
 
-    The fused operation takes 4-dimensional inputs without dropout, and masks that are added. Everything else is
-    brought to that form where it can be, and else goes to PyTorch's composite of matmul, softmax and dropout.
+    The fused operation takes 4-dimensional inputs of equal batch and head counts, and masks that are added. Everything
+    else is brought to that form where it can be, and else goes to PyTorch's composite of matmul, softmax and dropout.
     """
     _validate(query, key, value, attn_mask, is_causal)
-    if _fused_enabled() and _fits(query, key, value, dropout_p, enable_gqa):
-        return _fused(query, key, value, attn_mask, is_causal, scale)
+    if _fused_enabled() and _fits(query, key, value, enable_gqa):
+        return _fused(query, key, value, attn_mask, dropout_p, is_causal, scale)
     if not torch._C._get_math_sdp_enabled():
         raise RuntimeError("No available kernel. Aborting execution.")
     return _aten._scaled_dot_product_attention_math.default(
@@ -77,8 +77,8 @@ def _validate(
         raise RuntimeError("_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True")
 
 
-def _fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float, enable_gqa: bool) -> bool:
-    if dropout_p != 0.0 or query.is_nested or _in_vmap() or not query.dim() == key.dim() == value.dim():
+def _fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool) -> bool:
+    if query.is_nested or _in_vmap() or not query.dim() == key.dim() == value.dim():
         return False
     if query.dim() not in (3, 4) or query.numel() == 0 or key.numel() == 0 or value.numel() == 0:
         return False
@@ -101,6 +101,7 @@ def _fused(
     key: torch.Tensor,
     value: torch.Tensor,
     attn_mask: torch.Tensor | None,
+    dropout_p: float,
     is_causal: bool,
     scale: float | None,
 ) -> torch.Tensor:
@@ -114,7 +115,7 @@ def _fused(
     if attn_mask is not None:
         attn_mask = _additive(attn_mask, query.dtype).expand(*query.shape[:-1], key.shape[-2])
     output = _aten._scaled_dot_product_fused_attention_overrideable.default(
-        query, key, value, attn_mask, 0.0, is_causal, False, scale=scale
+        query, key, value, attn_mask, dropout_p, is_causal, False, scale=scale
     )[0]
     return output.squeeze(0) if unbatched else output
 
