@@ -26,8 +26,11 @@ from torch_tpu.ops.schema import signature
 HANDWRITTEN_MODULES = (
     "torch_tpu.eager.memory",
     "torch_tpu.eager.copy",
+    "torch_tpu.eager.creation",
+    "torch_tpu.eager.random",
     "torch_tpu.eager.indexing",
     "torch_tpu.eager.dynamic",
+    "torch_tpu.eager.recurrent",
 )
 
 _lock = threading.RLock()

@@ -22,6 +22,7 @@ FAMILIES = (
     "normalization",
     "batch_norm",
     "attention",
+    "recurrent",
     "norm",
     "scan",
     "indexing",
