@@ -1,8 +1,8 @@
 """Convolutions of one to three spatial dimensions, plain and transposed, and their gradients.
 
 Everything is one StableHLO convolution in PyTorch's own order of dimensions (N, C, *spatial): measured on XLA:CPU, it
-is as fast as channels-last with explicit transposes, and TPU compilers choose layouts by themselves. A flipped kernel is
-a `reverse` before the convolution, because XLA:CPU runs one with `window_reversal` in a scalar loop (20 times slower).
+is as fast as channels-last with explicit transposes, and TPU compilers choose layouts by themselves. A flipped kernel
+is a `reverse` before the convolution, because XLA:CPU runs one with `window_reversal` in a scalar loop (20 times slower).
 """
 
 from __future__ import annotations
