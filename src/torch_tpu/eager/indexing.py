@@ -13,6 +13,7 @@ from torch_tpu.eager.kernels import kernel, program
 
 aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
+_INTEGERS = (torch.int32, torch.int64)
 _Indices = Sequence[torch.Tensor | None]
 
 
@@ -31,10 +32,21 @@ def _positions(x: torch.Tensor, indices: _Indices) -> list[torch.Tensor | None]:
         elif _is_mask(index):
             _check_mask(x, len(result), index, len([i for i in result if i is not None]))
             result.extend(p.to(x.device) for p in index.nonzero().unbind(1))
+        elif index.dtype not in _INTEGERS:
+            raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
         else:
             result.append(index if index.device == x.device else index.to(x.device))
     if len(result) > x.dim():
         raise IndexError(f"too many indices for tensor of dimension {x.dim()} (got {len(result)})")
+    shapes = [i.shape for i in result if i is not None]
+    if any(shape != shapes[0] for shape in shapes):
+        try:
+            torch.broadcast_shapes(*shapes)
+        except RuntimeError:
+            raise IndexError(
+                "shape mismatch: indexing tensors could not be broadcast together with shapes "
+                + ", ".join(str(list(shape)) for shape in shapes)
+            ) from None
     return result
 
 

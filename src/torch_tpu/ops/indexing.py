@@ -144,6 +144,9 @@ def _indexed(x: Array, indices: Sequence[Array | None], check: Check | None) -> 
         for d, i in given.items():
             check_bounds(check, i, x.shape[d], OUT_OF_BOUNDS.format(dim=d, size=x.shape[d]), low=-x.shape[d])
     dims = list(given)
+    block = hlo.broadcast_shapes(*(i.shape for i in given.values()))
+    if 0 not in block and any(x.shape[d] == 0 for d in dims):
+        raise IndexError("index is out of bounds for dimension with size 0")
     adjacent = dims[-1] - dims[0] + 1 == len(dims)
     return region(x.shape, {d: wrapped(i, x.shape[d]) for d, i in given.items()}, dims[0] if adjacent else 0)
 
@@ -165,8 +168,8 @@ def index_put(
 ) -> Array:
     if x.dtype is not values.dtype:
         raise RuntimeError(
-            f"Index put requires the source and destination dtypes match, got {_type_name(x)} for the destination and "
-            f"{_type_name(values)} for the source."
+            f"Index put requires the source and destination dtypes match, got {type_name(x)} for the destination and "
+            f"{type_name(values)} for the source."
         )
     where = _indexed(x, indices, None if unsafe else check)
     # Leading dimensions of size 1 may exceed the region's, as in `x[i] = v[None]`.
@@ -198,7 +201,8 @@ _TYPE_NAMES = {
 }
 
 
-def _type_name(x: Array) -> str:
+def type_name(x: Array) -> str:
+    """The dtype as PyTorch's messages call it."""
     return _TYPE_NAMES.get(x.dtype, str(x.dtype))
 
 
@@ -212,6 +216,8 @@ def at_least_1d(x: Array) -> Array:
 @lower("index_select")
 def index_select(x: Array, dim: int, index: Array, *, out: Spec, check: Check) -> Array:
     x, index = at_least_1d(x), at_least_1d(index)
+    if index.ndim > 1:
+        raise IndexError("index_select(): Index is supposed to be a vector")
     dim %= x.ndim
     check_bounds(check, index, x.shape[dim], OUT_OF_RANGE)
     return hlo.reshape(read(x, region(x.shape, {dim: index}, dim)), out.shape)
@@ -238,5 +244,10 @@ def take(x: Array, index: Array, *, check: Check) -> Array:
 
 @lower("put")
 def put(x: Array, index: Array, source: Array, accumulate: bool = False, *, check: Check) -> Array:
+    if source.size != index.size:
+        raise IndexError(
+            "put_(): Expected source and index to have the same number of elements, but got source.numel() = "
+            f"{source.size}, index.numel() = {index.size}"
+        )
     updates = hlo.reshape(source, index.shape)
     return hlo.reshape((added if accumulate else replaced)(x.reshape(-1), _flat(x, index, check), updates), x.shape)

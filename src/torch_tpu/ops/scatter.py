@@ -21,6 +21,7 @@ from torch_tpu.ops.indexing import (
     read,
     region,
     replaced,
+    type_name,
     wrapped,
 )
 from torch_tpu.ops.promotion import compute_dtype
@@ -143,6 +144,10 @@ def _slices(
 
 @lower("index_add")
 def index_add(x: Array, dim: int, index: Array, source: Array, *, alpha: Array | Number = 1, check: Check) -> Array:
+    if x.dtype is not source.dtype:
+        raise RuntimeError(
+            f"index_add_(): self ({type_name(x)}) and source ({type_name(source)}) must have the same scalar type"
+        )
     if x.ndim > 1:
         target, where = _slices(x, dim, index, check, OUT_OF_BOUNDS, RuntimeError)
     else:
@@ -163,6 +168,8 @@ def index_copy(x: Array, dim: int, index: Array, source: Array, *, check: Check)
 
 @lower("index_fill.int_Scalar", "index_fill.int_Tensor")
 def index_fill(x: Array, dim: int, index: Array, value: Array | Number, *, check: Check) -> Array:
+    if index.dtype is not torch.int64:
+        raise IndexError("index_fill_(): Expected dtype int64 for index.")
     target, where = _slices(x, dim, index, check, OUT_OF_BOUNDS, from_end=True)
     return hlo.reshape(replaced(target, where, _scalar(value, x.dtype)), x.shape)
 
@@ -238,16 +245,24 @@ def select_scatter(x: Array, source: Array, dim: int, index: Array | int) -> Arr
     return _embedded(x, hlo.convert(hlo.expand_dims(source, dim), x.dtype), dim, index, 1)
 
 
-@lower("slice_scatter", data=["start", "end"])
+@lower("slice_scatter")
 def slice_scatter(
     x: Array,
     source: Array,
     dim: int = 0,
-    start: Array | int | None = None,
-    end: Array | int | None = None,
+    start: int | None = None,
+    end: int | None = None,
     step: int = 1,
 ) -> Array:
-    return _embedded(x, hlo.convert(source, x.dtype), dim % x.ndim, start or 0, step)
+    dim %= x.ndim
+    chosen = range(x.shape[dim])[start:end:step]
+    shape = [len(chosen) if d == dim else size for d, size in enumerate(x.shape)]
+    if list(source.shape) != shape:
+        raise RuntimeError(
+            "expected src to have a size equal to the slice of self. "
+            f"src size = {list(source.shape)}, slice size = {shape}"
+        )
+    return _embedded(x, hlo.convert(source, x.dtype), dim, chosen.start, step)
 
 
 def _embedded(x: Array, source: Array, dim: int, start: Array | int, step: int) -> Array:
