@@ -18,7 +18,7 @@ from torch_tpu.ops.trace import Tracer
 class Operator:
     """A dispatcher kernel: signature → plan → results. Calling it is running the operator."""
 
-    __slots__ = ("data", "func", "keyword_data", "name", "sig")
+    __slots__ = ("data", "func", "generator", "keyword_data", "name", "sig", "wide")
 
     def __init__(self, func: OpOverload) -> None:
         self.func = func
@@ -26,6 +26,10 @@ class Operator:
         self.sig = signature(func)
         self.data = tuple(derived.is_data(func, a) for a in self.sig.arguments)
         self.keyword_data = {a.name: d for a, d in zip(self.sig.arguments, self.data, strict=True)}
+        rule = derived.lowering(func)
+        self.wide = rule is not None and rule.wide
+        # Where a generator stands among the positional arguments.
+        self.generator = self.sig.positions.get("generator", len(self.sig.arguments))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if hooks.forked is not None:
@@ -36,7 +40,7 @@ class Operator:
                 sig.tensor(value)
             else:
                 sig.argument(value, is_data)
-        generator = None
+        generator = args[self.generator] if len(args) > self.generator else None
         for name, value in kwargs.items():
             sig.key.append(name)
             sig.argument(value, self.keyword_data[name])
@@ -64,7 +68,7 @@ class Operator:
             sig.inputs(),
             list(sig.data),
             [t.dtype for t in sig.hosts],
-            execute.computes_wide(sig, [*args, *kwargs.values()]),
+            self.wide or execute.computes_wide(sig, [*args, *kwargs.values()]),
             checks_bounds(),
         )
 

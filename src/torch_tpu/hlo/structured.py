@@ -372,22 +372,7 @@ def cond(predicate: Array, on_true: Combine, on_false: Combine, result_like: Seq
     return [Array(value, a.shape, a.dtype) for value, a in zip(operation.results, result_like, strict=True)]
 
 
-# --- random, Fourier, linear algebra, calls ----------------------------------------------------------------------
-
-
-def philox_bits(seed: Array, counter: Array, shape: Sequence[int], dtype: torch.dtype = torch.uint32) -> Array:
-    """Random bits of Philox 4×32-10 (Salmon et al., SC 2011) with key `seed` and start `counter`, both 0-d uint64.
-
-    Row-major element i comes from word i mod 4 of counter + i div 4 (for 32-bit words).
-    """
-    state = hlo.concatenate([seed.reshape(1), counter.reshape(1)], 0)
-    _, bits = stablehlo.rng_bit_generator(
-        types.tensor_type((2,), torch.uint64),
-        types.tensor_type(tuple(shape), dtype),
-        stablehlo.RngAlgorithmAttr.get("PHILOX"),
-        state.value,
-    )
-    return Array(bits, shape, dtype)
+# --- Fourier, linear algebra, calls ------------------------------------------------------------------------------
 
 
 def fft(x: Array, kind: str, lengths: Sequence[int]) -> Array:

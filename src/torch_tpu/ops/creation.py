@@ -1,4 +1,4 @@
-"""Tensors made from sizes and numbers."""
+"""Tensors made from sizes and numbers, triangles."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ import torch
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo.array import Array, Number
+from torch_tpu.ops.promotion import compute_dtype
 from torch_tpu.ops.registry import Spec, lower
+
+Value = Array | Number
+
+# --- one value ---------------------------------------------------------------------------------------------------
 
 
 @lower("full", "full_like", "new_full")
@@ -27,21 +32,93 @@ def ones(*arguments: Any, out: Spec, **options: Any) -> Array:
 
 
 @lower("fill.Scalar", "fill.Tensor")
-def fill(x: Array, value: Array | Number) -> Array:
+def fill(x: Array, value: Value) -> Array:
     return _filled(value, Spec(x.shape, x.dtype))
 
 
-def _filled(value: Array | Number, out: Spec) -> Array:
-    if isinstance(value, Array):
-        return hlo.broadcast_to(hlo.convert(value, out.dtype), out.shape)
-    return hlo.full(out.shape, value, out.dtype)
-
-
 @lower("scalar_tensor")
-def scalar_tensor(value: Array | Number, *, out: Spec, **options: Any) -> Array:
+def scalar_tensor(value: Value, *, out: Spec, **options: Any) -> Array:
     return _filled(value, out)
+
+
+def _filled(value: Value, out: Spec) -> Array:
+    return hlo.broadcast_to(_scalar(value, out.dtype), out.shape)
+
+
+def _scalar(value: Value, dtype: torch.dtype) -> Array:
+    return hlo.convert(value, dtype) if isinstance(value, Array) else hlo.constant(value, dtype)
+
+
+# --- ranges ------------------------------------------------------------------------------------------------------
+
+
+@lower("arange", static=["end"])
+def arange(end: Number, *, out: Spec, **options: Any) -> Array:
+    return _progression(0, 1, out)
+
+
+@lower("arange.start", "arange.start_step", "range", "range.step", static=["start", "end", "step"])
+def arange_from(start: Number, end: Number, step: Number = 1, *, out: Spec, **options: Any) -> Array:
+    return _progression(start, step, out)
+
+
+def _progression(start: Value, step: Value, out: Spec) -> Array:
+    """start + step·i in the dtype the CPU accumulates in: float64 for floats, int64 (after truncation) for integers."""
+    wide = torch.float64 if out.dtype.is_floating_point else torch.int64
+    return hlo.iota(out.shape, 0, wide) * _scalar(step, wide) + _scalar(start, wide)
+
+
+# What the kernels in `eager.creation` run: of `arange`'s numbers only the length is part of the program.
+_library = torch.library.Library("tpu", "FRAGMENT")
+_library.define("range(int length, Scalar start, Scalar step, *, ScalarType dtype) -> Tensor")
+
+
+@lower("tpu::range", wide=True)
+def lower_range(length: int, start: Value, step: Value, *, dtype: torch.dtype) -> Array:
+    return hlo.convert(_progression(start, step, Spec((length,), dtype)), dtype)
+
+
+@lower("linspace", "linspace.Tensor_Tensor", "linspace.Tensor_Scalar", "linspace.Scalar_Tensor", wide=True)
+def linspace(start: Value, end: Value, steps: int, *, out: Spec, **options: Any) -> Array:
+    """Integers are spaced in float64 and truncated."""
+    wide = compute_dtype(out.dtype) if out.dtype.is_floating_point or out.dtype.is_complex else torch.float64
+    return _spaced(_scalar(start, wide), _scalar(end, wide), steps)
+
+
+def _spaced(start: Array, end: Array, steps: int) -> Array:
+    """Counted from the nearer end, so that both ends are exact."""
+    step = (end - start) / max(steps - 1, 1)
+    i = hlo.iota((steps,), 0, torch.int64)
+    from_start = start + step * hlo.convert(i, step.dtype)
+    from_end = end - step * hlo.convert(steps - 1 - i, step.dtype)
+    return hlo.select(i < steps // 2, from_start, from_end) if steps > 1 else hlo.broadcast_to(start, (steps,))
+
+
+@lower("logspace", "logspace.Tensor_Tensor", "logspace.Tensor_Scalar", "logspace.Scalar_Tensor", wide=True)
+def logspace(start: Value, end: Value, steps: int, base: Value = 10.0, *, out: Spec, **options: Any) -> Array:
+    wide = compute_dtype(out.dtype) if out.dtype.is_floating_point or out.dtype.is_complex else torch.float64
+    return hlo.power(_scalar(base, wide), _spaced(_scalar(start, wide), _scalar(end, wide), steps))
+
+
+# --- matrices ----------------------------------------------------------------------------------------------------
 
 
 @lower("eye", "eye.m")
 def eye(n: int, *arguments: Any, out: Spec, **options: Any) -> Array:
-    return hlo.convert(hlo.iota(out.shape, 0).eq(hlo.iota(out.shape, 1)), out.dtype)
+    return hlo.convert(_above(out.shape).eq(0), out.dtype)
+
+
+def _above(shape: tuple[int, ...]) -> Array:
+    """By how much each element of a matrix lies above the main diagonal."""
+    rows, columns = (hlo.iota(shape[-2:], d, torch.int64) for d in range(2))
+    return columns - rows
+
+
+@lower("tril")
+def tril(x: Array, diagonal: int = 0) -> Array:
+    return hlo.select(_above(x.shape) <= diagonal, x, hlo.full_like(x, 0))
+
+
+@lower("triu")
+def triu(x: Array, diagonal: int = 0) -> Array:
+    return hlo.select(_above(x.shape) >= diagonal, x, hlo.full_like(x, 0))

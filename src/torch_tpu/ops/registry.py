@@ -53,6 +53,7 @@ class Lowering:
             that are (None: all).
         data: names of integer arguments (a position, not a size) that are data; they arrive as int64 Arrays.
         mutates: names of arguments written although the schema does not say so.
+        wide: numbers arrive as float64, though no tensor has 64 bits: the formula subtracts them from each other.
         extras: which of `EXTRAS` the function asks for.
     """
 
@@ -61,6 +62,7 @@ class Lowering:
     static: Mapping[str, IsStructure | None]
     data: frozenset[str]
     mutates: tuple[str, ...]
+    wide: bool
     extras: tuple[str, ...]
 
 
@@ -88,6 +90,7 @@ def lower(
     static: Iterable[str] | Mapping[str, IsStructure] = (),
     data: Iterable[str] = (),
     mutates: Iterable[str] = (),
+    wide: bool = False,
 ) -> Callable[[Function], Function]:
     """Registers a lowering for overloads of `aten` (or "namespace::name.overload")."""
 
@@ -98,7 +101,7 @@ def lower(
         for name in names:
             if name in _lowerings:
                 raise ValueError(f"{name} is lowered twice: by {_lowerings[name].function} and {function}")
-            _lowerings[name] = Lowering(name, function, structure, frozenset(data), tuple(mutates), extras)
+            _lowerings[name] = Lowering(name, function, structure, frozenset(data), tuple(mutates), wide, extras)
         return function
 
     return register
