@@ -122,7 +122,6 @@ def test_the_local_rank_names_the_one_device(monkeypatch):
         torch.tpu.set_device(2)
 
 
-@pytest.mark.xfail(reason="eager.memory.check_device knows no LOCAL_RANK yet", strict=False)
 def test_tensors_may_be_made_on_the_local_rank(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert torch.ones(2, device="tpu:1").device == torch.device("tpu:0")

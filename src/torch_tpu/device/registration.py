@@ -18,12 +18,23 @@ def register() -> None:
             f"{torch._C._get_privateuse1_backend_name()!r} is already registered. Uninstall one of the two packages, "
             "or set TORCH_DEVICE_BACKEND_AUTOLOAD=0 and import the one you want."
         )
-    from torch_tpu.device import accelerator, autocast, autograd_kernels, fork, generator, libraries, module, patches
+    from torch_tpu.device import (
+        accelerator,
+        autocast,
+        autograd_kernels,
+        fork,
+        generator,
+        index,
+        libraries,
+        module,
+        patches,
+    )
     from torch_tpu.eager import gate, hooks
 
     privateuse1.claim(module.build())
     generator.default_generator()
     hooks.take_random = generator.take
+    hooks.check_index = index.check_index
     accelerator.install()
     autocast.install()
     autograd_kernels.install()

@@ -1,4 +1,4 @@
-"""What upper layers provide to kernels: the generator's state, and the check for a forked process."""
+"""What upper layers provide to kernels: the generator's state, device indices, and the check for a forked process."""
 
 from __future__ import annotations
 
@@ -14,3 +14,11 @@ def _no_generator(generator: Any, count: int) -> tuple[int, int]:
 take_random: Callable[[Any, int], tuple[int, int]] = _no_generator
 # Set in a forked child: raises the error that tells the user to use spawn.
 forked: Callable[[], None] | None = None
+
+
+def _no_indices(index: int | None) -> int:
+    raise RuntimeError("the device is not set up; `import torch_tpu` first")
+
+
+# Raises for an index other than 0 that does not name this process's device either.
+check_index: Callable[[int | None], int] = _no_indices

@@ -18,11 +18,8 @@ _HOST_KERNELS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 def check_device(device: torch.device | None) -> None:
     """Raises for an index this process has no device for."""
-    if device is not None and device.index not in (None, 0):
-        raise RuntimeError(
-            f"invalid device {device}: this process has one tpu device, tpu:0. Several devices are used by several "
-            "processes (torchrun)."
-        )
+    if device is not None and device.index:
+        hooks.check_index(device.index)
 
 
 def _checked(device: torch.device | None, layout: torch.layout | None, dtype: torch.dtype | None) -> torch.dtype:
