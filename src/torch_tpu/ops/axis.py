@@ -80,6 +80,11 @@ def take(x: Array, dim: int, columns: Table) -> Array:
     if len(columns) and (step == step[:1]).all() and (len(columns) == 1 or step[0] > 0):
         stride = int(step[0]) if len(step) else 1
         return hlo.slice_in_dim(x, int(columns[0]), int(columns[-1]) + 1, stride, dim)
+    repeats = len(columns) // x.shape[dim]
+    if repeats and np.array_equal(columns, np.arange(x.shape[dim]).repeat(repeats)):
+        shape = [*x.shape[: dim + 1], repeats, *x.shape[dim + 1 :]]
+        spread = hlo.broadcast_in_dim(x, shape, [d for d in range(len(shape)) if d != dim + 1])
+        return spread.reshape(*x.shape[:dim], len(columns), *x.shape[dim + 1 :])
     others = [d for d in range(x.ndim) if d != dim]
     return structured.gather(
         x,
