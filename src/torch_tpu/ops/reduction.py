@@ -106,6 +106,19 @@ def _logical_dimensions(x: Array, dim: Dimensions) -> list[int]:
 Reduce = Callable[[Array, Sequence[int]], Array]
 
 
+def require_extreme(name: str, x: Array, dim: int | None = None) -> None:
+    """Raises what PyTorch raises where there is no extreme: nothing to choose from, or no order."""
+    if x.dtype.is_complex:
+        raise NotImplementedError(f'"{name}" not implemented for complex numbers')
+    if dim is None and not x.size:
+        raise RuntimeError(
+            f"{name}(): Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with "
+            "the 'dim' argument."
+        )
+    if dim is not None and x.ndim and not x.shape[dim]:
+        raise IndexError(f"{name}(): Expected reduction dim {dim % x.ndim} to have non-zero size.")
+
+
 def first_extreme(x: Array, dim: int, reduce: Reduce) -> tuple[Array, Array]:
     """The extreme along one dimension (NaN wins) and the first position that has it."""
     if not x.ndim:
@@ -118,14 +131,26 @@ def first_extreme(x: Array, dim: int, reduce: Reduce) -> tuple[Array, Array]:
     return extreme, hlo.convert(structured.reduce_min(positions, [dim]), torch.int64)
 
 
-@lower("amax", "max")
-def amax(x: Array, dim: Sequence[int] | None = None, keepdim: bool = False, *, out: Spec) -> Array:
+@lower("amax")
+def amax(x: Array, dim: Dimensions = None, keepdim: bool = False, *, out: Spec) -> Array:
     return hlo.reshape(structured.reduce_max(x, reduced_dimensions(x, dim)), out.shape)
 
 
-@lower("amin", "min")
-def amin(x: Array, dim: Sequence[int] | None = None, keepdim: bool = False, *, out: Spec) -> Array:
+@lower("amin")
+def amin(x: Array, dim: Dimensions = None, keepdim: bool = False, *, out: Spec) -> Array:
     return hlo.reshape(structured.reduce_min(x, reduced_dimensions(x, dim)), out.shape)
+
+
+@lower("max")
+def max_(x: Array, *, out: Spec) -> Array:
+    require_extreme("max", x)
+    return amax(x, out=out)
+
+
+@lower("min")
+def min_(x: Array, *, out: Spec) -> Array:
+    require_extreme("min", x)
+    return amin(x, out=out)
 
 
 @lower("aminmax")
@@ -135,11 +160,13 @@ def aminmax(x: Array, *, dim: int | None, keepdim: bool, out: list[Spec]) -> tup
 
 @lower("max.dim")
 def max_dim(x: Array, dim: int, keepdim: bool, *, out: list[Spec]) -> list[Array]:
+    require_extreme("max", x, dim)
     return _with_positions(x, dim, structured.reduce_max, out)
 
 
 @lower("min.dim")
 def min_dim(x: Array, dim: int, keepdim: bool, *, out: list[Spec]) -> list[Array]:
+    require_extreme("min", x, dim)
     return _with_positions(x, dim, structured.reduce_min, out)
 
 
@@ -150,11 +177,13 @@ def _with_positions(x: Array, dim: int, reduce: Reduce, out: list[Spec]) -> list
 
 @lower("argmax")
 def argmax(x: Array, dim: int | None, keepdim: bool, *, out: Spec) -> Array:
+    require_extreme("argmax", x, dim)
     return _position(x, dim, structured.reduce_max, out)
 
 
 @lower("argmin")
 def argmin(x: Array, dim: int | None, keepdim: bool, *, out: Spec) -> Array:
+    require_extreme("argmin", x, dim)
     return _position(x, dim, structured.reduce_min, out)
 
 
@@ -169,16 +198,17 @@ def _position(x: Array, dim: int | None, reduce: Reduce, out: Spec) -> Array:
 
 def variance(x: Array, dim: Dimensions, correction: Array | Number | None) -> tuple[Array, Array]:
     """Σ|x - mean|² / max(n - correction, 0) and the mean, in the dtype PyTorch computes in. Two passes."""
+    if not (x.dtype.is_floating_point or x.dtype.is_complex):
+        raise RuntimeError("std and var only support floating point and complex dtypes")
     x = hlo.convert(x, compute_dtype(x.dtype))
     dimensions = reduced_dimensions(x, dim)
     count = _count(x, dimensions)
     mean = structured.reduce_sum(x, dimensions) / hlo.constant(count, x.dtype)
     deviation = x - keep_dimensions(mean, x, dimensions)
-    squares = (
-        structured.reduce_sum(hlo.square(hlo.real(deviation)) + hlo.square(hlo.imag(deviation)), dimensions)
-        if x.dtype.is_complex
-        else structured.reduce_sum(hlo.square(deviation), dimensions)
-    )
+    magnitude = hlo.square(hlo.real(deviation))
+    if x.dtype.is_complex:
+        magnitude = magnitude + hlo.square(hlo.imag(deviation))
+    squares = structured.reduce_sum(magnitude, dimensions)
     correction = 1 if correction is None else correction
     if not isinstance(correction, Array):
         correction = hlo.constant(correction, squares.dtype)

@@ -96,23 +96,27 @@ def count_in_bins(bins: int, positions: Array, weights: Array | None, dtype: tor
     return added(hlo.zeros((bins,), dtype), region((bins,), {0: positions}), weights)
 
 
-def _data_range(x: Array, check: Check) -> tuple[Array, Array]:
+def _data_range(x: Array) -> tuple[Array, Array]:
     if not x.size:
         return hlo.constant(0, x.dtype), hlo.constant(1, x.dtype)
-    low, high = structured.reduce_min(x, range(x.ndim)), structured.reduce_max(x, range(x.ndim))
-    if x.dtype.is_floating_point:
-        check(hlo.is_finite(low) & hlo.is_finite(high), "range of {} is not finite", RuntimeError, low)
-    return low, high
+    return structured.reduce_min(x, range(x.ndim)), structured.reduce_max(x, range(x.ndim))
+
+
+def _check_finite(low: Array, high: Array, name: str, check: Check) -> None:
+    if low.dtype.is_floating_point:
+        finite = hlo.is_finite(low) & hlo.is_finite(high)
+        wrong = hlo.select(hlo.is_finite(low), high, low)
+        check(finite, f"{name}: range is not finite, it ends at {{}}", RuntimeError, wrong)
 
 
 @lower("histc")
 def histc(x: Array, bins: int, min: Array | Number, max: Array | Number, *, out: Spec, check: Check) -> Array:
     x = hlo.reshape(hlo.convert(x, compute_dtype(out.dtype)), [-1])
     low, high = (_number(limit, x.dtype) for limit in (min, max))
-    data_low, data_high = _data_range(x, lambda holds, *message: check(holds | low.ne(high), *message))
-    check(low <= high, "max must be larger than min", RuntimeError)
+    check(~(low > high), "torch.histc: max must be larger than min", RuntimeError)
     from_data = low.eq(high)
-    low, high = hlo.select(from_data, data_low, low), hlo.select(from_data, data_high, high)
+    low, high = (hlo.select(from_data, d, given) for d, given in zip(_data_range(x), (low, high), strict=True))
+    _check_finite(low, high, "torch.histc", check)
     flat = low.eq(high)
     low, high = hlo.select(flat, low - 1, low), hlo.select(flat, high + 1, high)
     position = hlo.minimum(hlo.convert((x - low) * bins / (high - low), torch.int64), bins - 1)
@@ -135,9 +139,10 @@ def histogram(
 def linear_edges(x: Array, bins: int, limits: list[float] | None, check: Check) -> Array:
     """bins + 1 equidistant edges over the given range or that of the data, computed from the nearer end."""
     if limits is None:
-        low, high = _data_range(x, check)
+        low, high = _data_range(x)
     else:
         low, high = (hlo.constant(limit, x.dtype) for limit in limits)
+    _check_finite(low, high, "torch.histogram", check)
     flat = low.eq(high)
     low, high = hlo.select(flat, low - 0.5, low), hlo.select(flat, high + 0.5, high)
     step = (high - low) / bins

@@ -8,7 +8,7 @@ from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
 from torch_tpu.ops.indexing import at_least_1d, elements, read
-from torch_tpu.ops.reduction import first_extreme, index_dtype, keep_dimensions
+from torch_tpu.ops.reduction import first_extreme, index_dtype, keep_dimensions, require_extreme
 from torch_tpu.ops.registry import Spec, lower
 from torch_tpu.ops.scan import scan
 
@@ -20,6 +20,8 @@ _NARROW = frozenset(
 
 def ordering_key(x: Array) -> Array:
     """int32 or int64 numbers that compare as PyTorch orders `x`: all NaN equal and largest, -0.0 equal to 0.0."""
+    if x.dtype.is_complex:
+        raise NotImplementedError(f"{x.dtype} numbers have no order")
     if x.dtype.is_floating_point:
         if x.dtype is not torch.float64:
             x = hlo.convert(x, torch.float32)
@@ -134,6 +136,7 @@ def nanmedian_dim(x: Array, dim: int, keepdim: bool, *, out: list[Spec]) -> list
 
 
 def _median_along(x: Array, dim: int, skip_nan: bool, out: list[Spec]) -> list[Array]:
+    require_extreme("median", x, dim)
     x = at_least_1d(x)
     dim %= x.ndim
     return _shaped(_element_at(x, dim, _median_position(x, dim, skip_nan)), out)
