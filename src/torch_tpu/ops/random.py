@@ -12,7 +12,7 @@ from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured, types
 from torch_tpu.hlo.array import Array, Number
 from torch_tpu.ops.promotion import cast, compute_dtype
-from torch_tpu.ops.random_bits import DIGITS, Rng
+from torch_tpu.ops.random_bits import DIGITS, Rng, high_product
 from torch_tpu.ops.registry import Check, Spec, lower
 
 Value = Array | Number
@@ -106,6 +106,8 @@ def bernoulli_like(x: Array, p: Value, *, generator: None, out: Spec, rng: Rng) 
 
 
 def _successes(p: Value, out: Spec, rng: Rng) -> Array:
+    if isinstance(p, Array) and not p.dtype.is_floating_point:
+        raise NotImplementedError(f"bernoulli is not implemented for probabilities of {p.dtype}")
     wide = isinstance(p, Array) and p.dtype is torch.float64
     dtype = torch.float64 if wide else torch.float32
     return hlo.convert(rng.uniform(out.shape, dtype) < cast(p, dtype), out.dtype)
@@ -144,16 +146,8 @@ def _integers(low: Value, high: Value, out: Spec, rng: Rng) -> Array:
     else:
         bits = rng.bits(out.shape, torch.uint64)
         # A range of all 2**64 numbers wraps to 0.
-        steps = hlo.select(count.eq(0), bits, _high_product(bits, count))
+        steps = hlo.select(count.eq(0), bits, high_product(bits, count))
     return hlo.convert(hlo.convert(steps + low, torch.int64), out.dtype)
-
-
-def _high_product(x: Array, y: Array) -> Array:
-    """The upper 64 bits of a product of uint64 numbers, from products of their halves."""
-    (x1, x0), (y1, y0) = ((hlo.shift_right_logical(v, 32), v & 0xFFFFFFFF) for v in (x, y))
-    middle = x1 * y0 + hlo.shift_right_logical(x0 * y0, 32)
-    carry = hlo.shift_right_logical(x0 * y1 + (middle & 0xFFFFFFFF), 32)
-    return x1 * y1 + hlo.shift_right_logical(middle, 32) + carry
 
 
 @lower("randperm", "randperm.generator")

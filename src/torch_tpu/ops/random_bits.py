@@ -104,3 +104,11 @@ def _low(x: Array) -> Array:
 
 def _high(x: Array) -> Array:
     return hlo.convert(hlo.shift_right_logical(x, 32), torch.uint32)
+
+
+def high_product(x: Array, y: Array) -> Array:
+    """The upper 64 bits of a product of uint64 numbers, from products of their halves."""
+    (x1, x0), (y1, y0) = ((hlo.shift_right_logical(v, 32), v & 0xFFFFFFFF) for v in (x, y))
+    middle = x1 * y0 + hlo.shift_right_logical(x0 * y0, 32)
+    carry = hlo.shift_right_logical(x0 * y1 + (middle & 0xFFFFFFFF), 32)
+    return x1 * y1 + hlo.shift_right_logical(middle, 32) + carry

@@ -241,7 +241,7 @@ class Tracer(TorchDispatchMode):
             keyword["check"] = self._check
         results = _flat(rule.function(*positional, **keyword))
 
-        if meta is None:
+        if meta is None and func._schema.returns:
             made = [torch.empty(r.shape, dtype=r.dtype, device="meta") for r in results]
             for tensor, array in zip(made, results, strict=True):
                 self._fresh(tensor, array)
