@@ -6,6 +6,7 @@ Tried with jaxlib 0.10.2 (Python 3.11) and 0.12.0 (Python 3.13).
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jaxlib
@@ -29,3 +30,14 @@ def result_handler(aval: object, sharding: object) -> Any:
     if JAXLIB_VERSION >= (0, 12):
         return xla.array_result_handler(aval, sharding, True)
     return xla.array_result_handler(aval, sharding, True, True)
+
+
+@functools.cache
+def register_lapack() -> None:
+    """Makes jaxlib's LAPACK wrappers (typed FFI, "lapack_spotrf_ffi" and so on) known to XLA:CPU. Imports SciPy."""
+    from jaxlib.cpu import _lapack
+
+    _lapack.initialize()
+    for name, target in _lapack.registrations().items():
+        if name.startswith("lapack_") and name.endswith("_ffi"):
+            xla.register_custom_call_target(name, target, "cpu", 1)
