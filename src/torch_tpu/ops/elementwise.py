@@ -158,12 +158,14 @@ _UNROLLED = (0, 1, 2, 3, 0.5, -0.5, -1, -2)
 
 def _is_structure(exponent: Number) -> bool:
     """Whether an exponent is part of the program: the cheap ones, and negative integers, which PyTorch may refuse."""
-    return exponent in _UNROLLED or (isinstance(exponent, int) and exponent < 0)
+    return not isinstance(exponent, complex) and (exponent in _UNROLLED or (isinstance(exponent, int) and exponent < 0))
 
 
 @elementwise("pow.Tensor_Scalar", static={"exponent": _is_structure})
 def pow_tensor_scalar(x: Array, exponent: Array | Number) -> Array:
     if not isinstance(exponent, Array) and _is_structure(exponent):
+        if exponent < 0 and types.is_integer(x.dtype):
+            raise RuntimeError("Integers to negative integer powers are not allowed.")
         return _unrolled_power(x, exponent)
     return _power(x, _like(exponent, x))
 

@@ -156,12 +156,9 @@ def frexp(x: Array) -> tuple[Array, Array]:
     """x = mantissa · 2^exponent with ½ ≤ |mantissa| < 1; zeros, infinities and NaNs have exponent 0."""
     x = hlo.convert(x, compute_dtype(x.dtype))
     mantissa_bits, bias, integer = _FORMATS[x.dtype]
-    is_subnormal = hlo.abs_(x) < 2.0 ** (1 - bias)
-    scaled = hlo.select(is_subnormal, x * 2.0 ** (mantissa_bits + 1), x)
-    bits = hlo.bitcast(scaled, integer)
+    bits = hlo.bitcast(x, integer)
     field = (2 * bias + 1) << mantissa_bits
     exponent = hlo.shift_right_logical(bits & field, mantissa_bits) - (bias - 1)
-    exponent = hlo.select(is_subnormal, exponent - (mantissa_bits + 1), exponent)
     mantissa = hlo.bitcast((bits & ~field) | ((bias - 1) << mantissa_bits), x.dtype)
     is_special = x.eq(0) | ~hlo.is_finite(x)
     return hlo.select(is_special, x, mantissa), hlo.select(is_special, 0, exponent)
@@ -186,4 +183,8 @@ def gcd(x: Array, y: Array) -> Array:
 @elementwise("lcm")
 def lcm(x: Array, y: Array) -> Array:
     divisor = gcd(x, y)
-    return hlo.select(divisor.eq(0), 0, hlo.abs_(x / hlo.select(divisor.eq(0), 1, divisor) * y))
+    quotient = x / hlo.select(divisor.eq(0), 1, divisor)
+    if x.dtype.itemsize < 4:
+        # C++ multiplies small integers as int, and cuts off after taking the absolute value.
+        quotient, y = hlo.convert(quotient, torch.int32), hlo.convert(y, torch.int32)
+    return hlo.abs_(quotient * y)

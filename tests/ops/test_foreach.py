@@ -1,0 +1,106 @@
+"""Operators on lists of tensors: values of PyTorch's own samples, and that a whole list is one program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.compare import check
+from torch_tpu import metrics
+
+
+def _tensors(*, seed: int = 0, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(3,), (2, 4), (), (5, 1)]
+    return [(torch.rand(shape, generator=generator) + 0.5).to(dtype) for shape in shapes]
+
+
+def _both_forms(name: str) -> list[Callable[..., Any]]:
+    functional, in_place = getattr(torch, f"_foreach_{name}"), getattr(torch, f"_foreach_{name}_")
+
+    def run_in_place(lists: list[torch.Tensor], *args: Any, **kwargs: Any) -> list[torch.Tensor]:
+        own = [t.clone() for t in lists]
+        in_place(own, *args, **kwargs)
+        return own
+
+    return [functional, run_in_place]
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "maximum", "minimum", "clamp_min", "clamp_max", "pow"])
+@pytest.mark.parametrize("second", ["list", "scalar", "scalars"])
+def test_binary(name: str, second: str) -> None:
+    other = {"list": _tensors(seed=1), "scalar": 1.5, "scalars": [0.5, 1, 2.0, 3]}[second]
+    for function in _both_forms(name):
+        check(function, _tensors(), other)
+
+
+def test_add_with_alpha_and_tensor() -> None:
+    for function in _both_forms("add"):
+        check(function, _tensors(), _tensors(seed=1), alpha=0.3)
+        check(function, _tensors(), torch.tensor(2.0), alpha=-1)
+    for name in ("mul", "div"):
+        for function in _both_forms(name):
+            check(function, _tensors(), torch.tensor(3.0))
+
+
+@pytest.mark.parametrize("name", ["addcmul", "addcdiv"])
+@pytest.mark.parametrize("value", [0.25, [0.5, 1.0, -2.0, 3.0], torch.tensor([0.5, 1.0, -2.0, 3.0])], ids=["number", "list", "tensor"])
+def test_pointwise(name: str, value: Any) -> None:
+    for function in _both_forms(name):
+        # A tensor of values is read on the host, one number per entry.
+        check(lambda a, b, c, f=function: f(a, b, c, value), _tensors(), _tensors(seed=1), _tensors(seed=2))
+
+
+def test_lerp() -> None:
+    for function in _both_forms("lerp"):
+        check(function, _tensors(), _tensors(seed=1), 0.75)
+        check(function, _tensors(), _tensors(seed=1), _tensors(seed=2))
+
+
+def test_power_of_number() -> None:
+    check(lambda exponents: torch._foreach_pow(0.9, exponents), _tensors())
+
+
+UNARY = "exp sqrt rsqrt neg abs sign reciprocal floor ceil round trunc frac sigmoid tanh log log1p expm1 erf lgamma zero".split()
+
+
+@pytest.mark.parametrize("names", [UNARY[:7], UNARY[7:13], UNARY[13:-1]], ids=["roots", "rounding", "logarithms"])
+def test_unary(names: list[str]) -> None:
+    for name in names:
+        for function in _both_forms(name):
+            check(function, _tensors())
+
+
+def test_mixed_dtypes_in_one_list() -> None:
+    lists = [torch.ones(2), torch.ones(3, dtype=torch.bfloat16), torch.arange(4), torch.ones(2, dtype=torch.float64)]
+    check(lambda x: torch._foreach_add(x, 1), lists)
+    check(lambda x: torch._foreach_mul(x, 2.5), lists)
+
+
+def test_empty_tensors_in_a_list() -> None:
+    check(lambda x, y: torch._foreach_add(x, y), [torch.ones(0), torch.ones(2)], [torch.ones(0), torch.ones(2)])
+
+
+def test_gradient() -> None:
+    check(lambda x: torch._foreach_mul(torch._foreach_exp(x), 2.0), [t.requires_grad_() for t in _tensors()])
+
+
+def test_a_list_is_one_program() -> None:
+    x, y = ([t.to("tpu") for t in _tensors(seed=s)] for s in (0, 1))
+
+    def run(k: float) -> None:
+        torch._foreach_add_(x, y, alpha=k)
+        torch._foreach_mul_(x, k)
+        torch._foreach_addcdiv_(x, y, y, [k, k, k, k])
+        torch._foreach_pow(x, k)
+        torch._foreach_lerp_(x, y, k)
+
+    run(0.3)
+    before = metrics.counters()
+    run(0.7)
+    after = metrics.counters()
+    assert after["execute"] - before["execute"] == 5
+    assert after["compile"] == before["compile"]
