@@ -31,6 +31,7 @@ HANDWRITTEN_MODULES = (
     "torch_tpu.eager.indexing",
     "torch_tpu.eager.dynamic",
     "torch_tpu.eager.recurrent",
+    "torch_tpu.eager.least_squares",
 )
 
 _lock = threading.RLock()

@@ -20,6 +20,7 @@ FAMILIES = (
     "max_pooling",
     "resize",
     "fft",
+    "vision",
     "grouped_matmul",
     "normalization",
     "batch_norm",
