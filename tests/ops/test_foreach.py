@@ -47,7 +47,9 @@ def test_add_with_alpha_and_tensor() -> None:
 
 
 @pytest.mark.parametrize("name", ["addcmul", "addcdiv"])
-@pytest.mark.parametrize("value", [0.25, [0.5, 1.0, -2.0, 3.0], torch.tensor([0.5, 1.0, -2.0, 3.0])], ids=["number", "list", "tensor"])
+@pytest.mark.parametrize(
+    "value", [0.25, [0.5, 1.0, -2.0, 3.0], torch.tensor([0.5, 1.0, -2.0, 3.0])], ids=["number", "list", "tensor"]
+)
 def test_pointwise(name: str, value: Any) -> None:
     for function in _both_forms(name):
         # A tensor of values is read on the host, one number per entry.
@@ -64,7 +66,28 @@ def test_power_of_number() -> None:
     check(lambda exponents: torch._foreach_pow(0.9, exponents), _tensors())
 
 
-UNARY = "exp sqrt rsqrt neg abs sign reciprocal floor ceil round trunc frac sigmoid tanh log log1p expm1 erf lgamma zero".split()
+UNARY = [
+    "exp",
+    "sqrt",
+    "rsqrt",
+    "neg",
+    "abs",
+    "sign",
+    "reciprocal",
+    "floor",
+    "ceil",
+    "round",
+    "trunc",
+    "frac",
+    "sigmoid",
+    "tanh",
+    "log",
+    "log1p",
+    "expm1",
+    "erf",
+    "lgamma",
+    "zero",
+]
 
 
 @pytest.mark.parametrize("names", [UNARY[:7], UNARY[7:13], UNARY[13:-1]], ids=["roots", "rounding", "logarithms"])

@@ -90,8 +90,10 @@ def k1e(x: Array) -> Array:
 
 def _oscillation(x: Array, order: int) -> tuple[Array, Array]:
     """Beyond 5: modulus times the cosine (first kind) and the sine (second kind) of the phase."""
-    tables = (cephes.J0_PP, cephes.J0_PQ, cephes.J0_QP, cephes.J0_QQ) if order == 0 else (
-        cephes.J1_PP, cephes.J1_PQ, cephes.J1_QP, cephes.J1_QQ
+    tables = (
+        (cephes.J0_PP, cephes.J0_PQ, cephes.J0_QP, cephes.J0_QQ)
+        if order == 0
+        else (cephes.J1_PP, cephes.J1_PQ, cephes.J1_QP, cephes.J1_QQ)
     )
     t = 25 / (x * x)
     p = rational(t, *tables[:2])

@@ -88,7 +88,8 @@ def _foreach_overload(packet: str, name: str) -> OpOverload | None:
     elif base in ("minimum", "clamp_max") and name in ("Scalar", "ScalarList"):
         base, order = "clamp_max", [""]
     elif base in ("addcdiv", "addcmul"):
-        order = [""]
+        # A tensor of values is a host tensor, which PyTorch's composite kernel reads.
+        order = [""] if name != "Tensor" else []
     elif base == "pow" and name == "ScalarAndTensor":
         order = ["Scalar"]
     elif base == "pow":

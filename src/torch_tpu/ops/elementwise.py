@@ -145,9 +145,7 @@ def addcdiv(x: Array, a: Array, b: Array, *, value: Array | Number) -> Array:
 def lerp(start: Array, end: Array, weight: Array | Number) -> Array:
     """From whichever end is nearer, so that weight 1 gives `end` exactly."""
     weight = _like(weight, start)
-    return hlo.select(
-        hlo.abs_(weight) < 0.5, start + weight * (end - start), end - (end - start) * (1 - weight)
-    )
+    return hlo.select(hlo.abs_(weight) < 0.5, start + weight * (end - start), end - (end - start) * (1 - weight))
 
 
 # --- powers ------------------------------------------------------------------------------------------------------

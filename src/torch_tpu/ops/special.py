@@ -30,7 +30,9 @@ def rational(x: Array, numerator: tuple[float, ...], denominator: tuple[float, .
 
 def _x_times_log(x: Array | Number, y: Array | Number, log_of: Array) -> Array:
     """x · log, 0 where x is 0 unless y is NaN."""
-    result = hlo.select(x.eq(0), 0, x * log_of) if isinstance(x, Array) else x * log_of if x else hlo.full_like(log_of, 0)
+    result = (
+        hlo.select(x.eq(0), 0, x * log_of) if isinstance(x, Array) else x * log_of if x else hlo.full_like(log_of, 0)
+    )
     return hlo.select(hlo.is_nan(y), math.nan, result) if isinstance(y, Array) else result
 
 
@@ -195,10 +197,13 @@ def _incomplete_gamma(a: Array, x: Array, *, upper: bool) -> Array:
     else:
         result = hlo.select(use_fraction, 1 - fraction, series)
     nothing, everything = (1.0, 0.0) if upper else (0.0, 1.0)
-    result = hlo.select(x.eq(0) | a.eq(math.inf), nothing, result)
-    result = hlo.select(a.eq(0) | (x.eq(math.inf) & a.ne(math.inf)), everything, result)
-    invalid = (x < 0) | (a < 0) | hlo.is_nan(x) | hlo.is_nan(a) | (a.eq(0) & x.eq(0)) | (a.eq(math.inf) & x.eq(math.inf))
-    return hlo.select(invalid, math.nan, result)
+    # The CPU's order of precedence decides what meets NaN.
+    result = hlo.select(hlo.is_nan(x) | hlo.is_nan(a), math.nan, result)
+    result = hlo.select(x.eq(math.inf), everything, result)
+    result = hlo.select(a.eq(math.inf), hlo.select(x.eq(math.inf), math.nan, hlo.full_like(x, nothing)), result)
+    result = hlo.select(x.eq(0), nothing, result)
+    result = hlo.select(a.eq(0), hlo.select(x > 0, everything, hlo.full_like(x, math.nan)), result)
+    return hlo.select((x < 0) | (a < 0), math.nan, result)
 
 
 elementwise("igamma")(_in_float64(lambda a, x: _incomplete_gamma(a, x, upper=False)))
@@ -235,7 +240,9 @@ def ndtri(y: Array) -> Array:
     p = hlo.select(is_upper, 1 - y, y)
     centred = p - 0.5
     square = centred * centred
-    centre = (centred + centred * (square * rational(square, cephes.NDTRI_P0, cephes.NDTRI_Q0))) * math.sqrt(2 * math.pi)
+    centre = (centred + centred * (square * rational(square, cephes.NDTRI_P0, cephes.NDTRI_Q0))) * math.sqrt(
+        2 * math.pi
+    )
     x = hlo.sqrt(-2 * hlo.log(p))
     z = 1 / x
     correction = hlo.select(
