@@ -97,6 +97,9 @@ def test_kinks_and_extremes(function) -> None:
     )
 
 
+IN_PLACE = [F.elu, F.leaky_relu, F.hardtanh, F.hardswish, F.silu, F.mish, F.relu6, F.hardsigmoid, F.celu, F.selu]
+
+
 def test_in_place_forms() -> None:
     def run(x: torch.Tensor) -> list[torch.Tensor]:
         return [
@@ -173,7 +176,7 @@ def test_softmax_half_to_float() -> None:
     )
 
 
-@pytest.mark.parametrize("kind, mask_shape", [(0, (5, 5)), (1, (2, 5)), (2, (2, 3, 5, 5))])
+@pytest.mark.parametrize(("kind", "mask_shape"), [(0, (5, 5)), (1, (2, 5)), (2, (2, 3, 5, 5))])
 def test_masked_softmax(kind: int, mask_shape: tuple[int, ...]) -> None:
     mask = torch.rand(mask_shape) < 0.4
     mask.view(-1, 5)[0] = True  # a row without any position left

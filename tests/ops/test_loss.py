@@ -91,3 +91,53 @@ def test_changing_delta_does_not_recompile() -> None:
     before = metrics.counters()["compile"]
     assert [F.huber_loss(x, y, delta=d).item() for d in (2.0, 0.25)] == [4.0, 0.71875]
     assert metrics.counters()["compile"] == before
+
+
+# --- connectionist temporal classification -----------------------------------------------------------------------
+
+
+def ctc(
+    log_probs: torch.Tensor, targets: torch.Tensor, inputs: list[int], lengths: list[int], **options: object
+) -> object:
+    return F.ctc_loss(log_probs.log_softmax(-1), targets, torch.tensor(inputs), torch.tensor(lengths), **options)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "lengths", "options"),
+    [
+        ([20, 20, 20], [7, 5, 3], {}),
+        ([20, 12, 4], [7, 0, 7], {"zero_infinity": True}),
+        ([20, 15, 10], [2, 3, 4], {"reduction": "sum"}),
+        ([20, 15, 10], [2, 3, 4], {"reduction": "none", "blank": 5}),
+        ([1, 2, 20], [0, 1, 7], {"reduction": "none"}),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_ctc(inputs: list[int], lengths: list[int], options: dict[str, object], dtype: torch.dtype) -> None:
+    targets = torch.randint(1, 5, (3, 7), generator=torch.Generator().manual_seed(0))
+    scores = torch.randn(20, 3, 6, generator=torch.Generator().manual_seed(1), dtype=dtype, requires_grad=True)
+    # A loss sums some twenty logarithms of float32.
+    check(ctc, scores, targets, inputs, lengths, rtol=1e-5, atol=1e-5, **options)
+    flat = torch.cat([row[:n] for row, n in zip(targets, lengths, strict=True)])
+    check(ctc, scores, flat, inputs, lengths, rtol=1e-5, atol=1e-5, **options)
+
+
+def test_ctc_of_one_sequence_and_repeated_labels() -> None:
+    scores = torch.randn(9, 4, requires_grad=True)
+    check(ctc, scores, torch.tensor([1, 1, 2, 2]), 9, 4, rtol=1e-5, atol=1e-5)
+
+
+def test_impossible_ctc_is_infinite() -> None:
+    scores = torch.randn(3, 1, 4)
+    check(ctc, scores, torch.tensor([[1, 1, 2]]), [3], [3], reduction="none")
+
+
+def test_ctc_lengths_are_data() -> None:
+    scores = torch.randn(10, 2, 4).to("tpu").log_softmax(2)
+    targets = torch.randint(1, 4, (2, 3)).to("tpu")
+    F.ctc_loss(scores, targets, (10, 9), (3, 2))
+    before = metrics.counters()["compile"]
+    F.ctc_loss(scores, targets, (8, 7), (1, 3))
+    assert metrics.counters()["compile"] == before
+    with pytest.raises(RuntimeError, match="input_lengths"):
+        F.ctc_loss(scores, targets, (11, 9), (3, 2))

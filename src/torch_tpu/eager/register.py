@@ -27,6 +27,7 @@ HANDWRITTEN_MODULES = (
     "torch_tpu.eager.memory",
     "torch_tpu.eager.copy",
     "torch_tpu.eager.creation",
+    "torch_tpu.eager.ctc",
     "torch_tpu.eager.random",
     "torch_tpu.eager.indexing",
     "torch_tpu.eager.dynamic",
