@@ -22,12 +22,23 @@ def _both(name: str, samples: int = 3) -> None:
     "linalg.cholesky", "linalg.cholesky_ex", "cholesky", "cholesky_inverse", "cholesky_solve", "triangular_solve",
     "linalg.solve_triangular", "linalg.householder_product", "geqrf", "ormqr", "linalg.qr", "linalg.lu_factor",
     "linalg.lu_factor_ex", "linalg.lu", "lu_unpack", "linalg.lu_solve", "linalg.solve", "linalg.solve_ex", "linalg.inv",
-    "linalg.inv_ex", "linalg.det", "linalg.slogdet", "linalg.svdvals", "linalg.eigvalsh", "linalg.matrix_exp",
-    "linalg.cross", "linalg.pinv", "linalg.matrix_rank", "linalg.cond", "linalg.matrix_power", "linalg.tensorinv",
+    "linalg.inv_ex", "linalg.det", "linalg.slogdet", "linalg.svdvals", "linalg.eigvalsh", "linalg.cross", "linalg.cond", "linalg.matrix_power", "linalg.tensorinv",
     "linalg.lstsq", "linalg.vander", "logdet", "linalg.matrix_norm",
 ])  # fmt: skip
 def test_database(name: str) -> None:
     _both(name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5), (2, 4, 4), (0, 3)])
+def test_pinv_and_rank(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """The database names their tolerance arguments as `check` does its own."""
+    a = _matrices(shape, dtype)
+    a[..., 0] = a[..., 1]
+    check(lambda a: (torch.linalg.pinv(a), torch.linalg.pinv(a, rtol=0.5)), a, strides=False, **DOUBLE)
+    check(lambda a: (torch.linalg.matrix_rank(a), torch.linalg.matrix_rank(a, atol=1.0)), a)
+    if shape == (2, 4, 4):
+        check(lambda a: torch.linalg.pinv(a @ a.mH, hermitian=True), a, strides=False, **DOUBLE)
 
 
 def _matrices(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -50,7 +61,9 @@ def test_svd(shape: tuple[int, ...], full: bool, dtype: torch.dtype) -> None:
     torch.testing.assert_close(s.cpu(), torch.linalg.svdvals(a), **DOUBLE)
     torch.testing.assert_close(made.cpu(), a, **DOUBLE)
     for product in orthogonal:
-        torch.testing.assert_close(product.cpu(), torch.eye(product.shape[-1], dtype=dtype).expand(product.shape), **DOUBLE)
+        torch.testing.assert_close(
+            product.cpu(), torch.eye(product.shape[-1], dtype=dtype).expand(product.shape), **DOUBLE
+        )
 
 
 def test_svd_gradient() -> None:
@@ -133,12 +146,20 @@ def test_least_squares(shape: tuple[int, int], driver: str) -> None:
     check(lambda a, b: tuple(torch.linalg.lstsq(a, b, driver=driver)), a, b, strides=False, **DOUBLE)
     if driver != "gels":
         a[:, :, 0] = a[:, :, 1]
-        check(lambda a, b: tuple(torch.linalg.lstsq(a, b, driver=driver)), a, b, strides=False, **DOUBLE)
+        # The CPU's gelsy finds rank 1 here, with a bigger error than gelsd's.
+        want = torch.linalg.lstsq(a, b, driver="gelsd")
+        got = torch.linalg.lstsq(a.to("tpu"), b.to("tpu"), driver=driver)
+        torch.testing.assert_close(got.solution.cpu(), want.solution, **DOUBLE)
+        assert torch.equal(got.rank.cpu(), want.rank)
 
 
 def test_matrix_exp_of_large_and_small_norms() -> None:
     a = _matrices((4, 3, 3), torch.float64) * torch.tensor([1e-8, 0.1, 3.0, 30.0], dtype=torch.float64)[:, None, None]
     check(torch.linalg.matrix_exp, a, rtol=1e-9, atol=0)
+    check_opinfo("matrix_exp", (torch.float64, torch.complex128), samples=3, **DOUBLE)
+    exact = torch.linalg.matrix_exp(a[:3])
+    error = torch.linalg.matrix_exp(a[:3].float().to("tpu")).cpu().double() - exact
+    assert (error.abs().amax((-2, -1)) < 1e-5 * exact.abs().amax((-2, -1))).all()
     check(torch.linalg.matrix_exp, torch.full((2, 2), float("nan")))
 
 

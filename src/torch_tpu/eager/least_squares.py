@@ -37,15 +37,14 @@ def linalg_lstsq(
     batch = torch.broadcast_shapes(a.shape[:-2], columns.shape[:-2])
     a, columns = (t.expand(*batch, *t.shape[-2:]) for t in (a, columns))
     real = a.abs().dtype if a.is_complex() else a.dtype
-    none = torch.empty(0, dtype=real, device=a.device)
+    residuals, values = (torch.empty(0, dtype=real, device=a.device) for _ in range(2))
     if driver == "gels":
-        x, rank, values, full_rank = _by_qr(a, columns), torch.empty(0, dtype=torch.int64, device=a.device), none, True
+        x, rank, full_rank = _by_qr(a, columns), torch.empty(0, dtype=torch.int64, device=a.device), True
     else:
         tolerance = torch.finfo(a.dtype).eps * max(m, n) if rcond is None else rcond
-        x, rank, values = _by_singular_values(a, columns, tolerance)
+        x, rank, found = _by_singular_values(a, columns, tolerance)
         full_rank = driver != "gelsy" and m > n and bool((rank == n).all())
-        values = none if driver == "gelsy" else values
-    residuals = none
+        values = values if driver == "gelsy" else found
     if m > n and full_rank:
         error = (a @ x - columns).abs()
         residuals = (error * error).sum(-2)

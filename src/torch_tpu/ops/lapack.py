@@ -48,6 +48,8 @@ def _call(
         return [hlo.zeros(shape, dtype) for shape, dtype in results]
     if not on_lapack():
         raise NoLowering(f"LAPACK's {name}")  # type: ignore[arg-type]
+    if operands[0].dtype not in _PREFIX:
+        raise RuntimeError(f"Low precision dtypes not supported. Got {operands[0].dtype}")
     compat.register_lapack()
     batch = operands[0].ndim - 2
     return structured.custom_call(

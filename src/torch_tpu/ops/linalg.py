@@ -125,9 +125,7 @@ def _permute_rows(x: Array, order: Array) -> Array:
 
 
 def _inverse_order(order: Array) -> Array:
-    columns = structured.sort(
-        [order, hlo.iota(order.shape, order.ndim - 1)], -1, lambda a, b, *_: a < b
-    )
+    columns = structured.sort([order, hlo.iota(order.shape, order.ndim - 1)], -1, lambda a, b, *_: a < b)
     return columns[1]
 
 
@@ -171,39 +169,36 @@ def linalg_lu(a: Array, *, pivot: bool, out: list[Spec], check: Check) -> list[A
     return lu_unpack(lu, pivots, out=out)
 
 
-# Solvers and determinants are written with tensors because their derivatives want the factorisation of Aᵀ where A is
-# real and contiguous (row-major A is column-major Aᵀ), which only a tensor's strides tell.
-
-
-def _lu_of(a: Tensor) -> tuple[Tensor, Tensor, Tensor, bool]:
-    transposed = a.is_contiguous() and not a.is_complex()
-    return (*torch.ops.aten.linalg_lu_factor_ex(a.mT if transposed else a), transposed)
-
-
-@decompose("_linalg_solve_ex")
+@lower("_linalg_solve_ex")
 def linalg_solve_ex(
-    a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = False
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    is_vector = b.dim() == 1 or (a.dim() - 1 == b.dim() and b.shape == a.shape[:-1])
-    columns = b.unsqueeze(-1) if is_vector else b
-    lu, pivots, info, transposed = _lu_of(a)
-    batch = torch.broadcast_shapes(a.shape[:-2], columns.shape[:-2])
-    columns = columns.expand(*batch, *columns.shape[-2:])
-    result = torch.ops.aten.linalg_lu_solve(
-        lu.expand(*batch, *lu.shape[-2:]),
-        pivots.expand(*batch, *pivots.shape[-1:]),
-        columns,
-        left=left,
-        adjoint=transposed,
-    )
-    return result.squeeze(-1) if is_vector else result, lu, pivots, info
+    a: Array, b: Array, *, left: bool, check_errors: bool, out: list[Spec], check: Check
+) -> list[Array]:
+    """A vector b (or a batch of vectors that matches the matrices) has one dimension less than the result's matrices."""
+    lu, pivots, info = lapack.getrf(a)
+    if check_errors:
+        require_success(info, check, "torch.linalg.solve_ex", SINGULAR)
+    is_vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
+    columns = hlo.expand_dims(b, -1) if is_vector else b
+    result = linalg_lu_solve(lu, pivots, columns, left=left, adjoint=False)
+    return [hlo.reshape(result, out[0].shape), lu, pivots, info]
 
 
-@decompose("linalg_inv_ex")
-def linalg_inv_ex(a: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Tensor]:
-    lu, pivots, info = torch.ops.aten.linalg_lu_factor_ex(a)
-    identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device).expand(a.shape)
-    return torch.ops.aten.linalg_lu_solve(lu, pivots, identity), info
+@lower("linalg_inv_ex")
+def linalg_inv_ex(a: Array, *, check_errors: bool, check: Check) -> list[Array]:
+    lu, pivots, info = lapack.getrf(a)
+    if check_errors:
+        require_success(info, check, "torch.linalg.inv_ex", SINGULAR)
+    identity = hlo.broadcast_to(lapack.eye(a.shape[-1], a.shape[-1], a.dtype), a.shape)
+    return [linalg_lu_solve(lu, pivots, identity, left=True, adjoint=False), info]
+
+
+# Determinants are written with tensors because their derivatives want the factorisation of Aᵀ where A is real and
+# contiguous (row-major A is column-major Aᵀ), which only a tensor's strides tell.
+
+
+def _lu_of(a: Tensor) -> tuple[Tensor, Tensor]:
+    transposed = a.is_contiguous() and not a.is_complex()
+    return torch.ops.aten.linalg_lu_factor_ex(a.mT if transposed else a)[:2]
 
 
 def _sign_of(pivots: Tensor, dtype: torch.dtype) -> Tensor:
@@ -214,13 +209,13 @@ def _sign_of(pivots: Tensor, dtype: torch.dtype) -> Tensor:
 
 @decompose("_linalg_det")
 def linalg_det(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    lu, pivots, _, _ = _lu_of(a)
+    lu, pivots = _lu_of(a)
     return _sign_of(pivots, a.dtype) * lu.diagonal(0, -2, -1).prod(-1), lu, pivots
 
 
 @decompose("_linalg_slogdet")
 def linalg_slogdet(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    lu, pivots, _, _ = _lu_of(a)
+    lu, pivots = _lu_of(a)
     diagonal = lu.diagonal(0, -2, -1)
     sign = _sign_of(pivots, a.dtype) * torch.sgn(diagonal).prod(-1)
     return sign, diagonal.abs().log().sum(-1), lu, pivots

@@ -1,4 +1,4 @@
-"""QR, singular value and eigenvalue decompositions, and the matrix exponential."""
+"""QR, singular value and eigenvalue decompositions, the pseudo-inverse and the matrix exponential."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_tpu.hlo.array import Array
 from torch_tpu.ops import lapack
 from torch_tpu.ops.lapack import require_success, triangle
 from torch_tpu.ops.matmul import matrix_product
-from torch_tpu.ops.registry import Check, Spec, lower
+from torch_tpu.ops.registry import Check, Spec, decompose, lower
 
 # --- QR ----------------------------------------------------------------------------------------------------------
 
@@ -111,6 +111,35 @@ def linalg_eig(a: Array, *, check: Check) -> list[Array]:
 @lower("_linalg_eigvals")
 def linalg_eigvals(a: Array, *, check: Check) -> Array:
     return _geev(a, check, vectors=False)[0]
+
+
+# --- pseudo-inverse ----------------------------------------------------------------------------------------------
+
+Tensor = torch.Tensor
+
+
+@decompose("linalg_pinv.atol_rtol_tensor")
+def linalg_pinv(
+    a: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, hermitian: bool = False
+) -> Tensor:
+    """By singular values (eigenvalues of a Hermitian matrix) above max(atol, rtol · the largest)."""
+    m, n = a.shape[-2:]
+    if a.numel() == 0:
+        return a.new_zeros((*a.shape[:-2], n, m))
+    if hermitian:
+        values, u = torch.linalg.eigh(a)
+        vh = u.mH
+    else:
+        u, values, vh = torch.linalg.svd(a, full_matrices=False)
+    if rtol is None:
+        default = values.new_full((), torch.finfo(a.dtype).eps * max(m, n))
+        rtol = default if atol is None else torch.where(atol > 0, torch.zeros_like(default), default)
+    largest = values.abs().amax(-1, keepdim=True)
+    tolerance = rtol.unsqueeze(-1) * largest
+    if atol is not None:
+        tolerance = torch.maximum(atol.unsqueeze(-1), tolerance)
+    inverse = torch.where(values.abs() > tolerance, values.reciprocal(), torch.zeros_like(values)).to(a.dtype)
+    return vh.mH @ (inverse.unsqueeze(-1) * u.mH)
 
 
 # --- matrix exponential ------------------------------------------------------------------------------------------
