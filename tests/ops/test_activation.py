@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.compare import check, check_opinfo
+from tests.compare import check, check_opinfo, no_fallback
 from torch_tpu import metrics
 
 FUNCTIONS = [
@@ -187,3 +187,11 @@ def test_masked_softmax_gradient() -> None:
     mask = torch.rand(2, 3, 5) < 0.4
     mask[..., 0] = False
     check(lambda x, m: torch._masked_softmax(x, m, 2), torch.randn(2, 3, 5, requires_grad=True), mask)
+
+
+def test_rrelu_in_place() -> None:
+    check(lambda x: F.rrelu_(x * 1, 0.25, 0.5), torch.randn(5, requires_grad=True))
+    x = torch.full((1000,), -1.0, device="tpu")
+    with no_fallback():
+        assert F.rrelu_(x, 0.25, 0.5, training=True) is x
+    assert -0.5 <= x.min().item() < -0.45 < -0.3 < x.max().item() <= -0.25

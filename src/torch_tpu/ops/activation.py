@@ -99,7 +99,7 @@ def prelu_backward(grad: Array, x: Array, weight: Array) -> tuple[Array, Array]:
     return hlo.select(x > 0, grad, weight * grad), hlo.select(x > 0, 0, x * grad)
 
 
-@lower("rrelu_with_noise")
+@lower("rrelu_with_noise", "rrelu_with_noise_")
 def rrelu_with_noise(
     x: Array,
     noise: Array,
