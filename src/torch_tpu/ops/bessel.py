@@ -1,4 +1,4 @@
-"""Bessel functions of order 0 and 1 and the Airy function, by the approximations PyTorch's CPU kernels take from Cephes."""
+"""Bessel functions of order 0 and 1 and the Airy function, by the approximations PyTorch takes from Cephes."""
 
 from __future__ import annotations
 

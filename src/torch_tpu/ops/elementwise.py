@@ -162,7 +162,7 @@ def _is_structure(exponent: Number) -> bool:
 @elementwise("pow.Tensor_Scalar", static={"exponent": _is_structure})
 def pow_tensor_scalar(x: Array, exponent: Array | Number) -> Array:
     if not isinstance(exponent, Array) and _is_structure(exponent):
-        if exponent < 0 and types.is_integer(x.dtype):
+        if isinstance(exponent, (int, float)) and exponent < 0 and types.is_integer(x.dtype):
             raise RuntimeError("Integers to negative integer powers are not allowed.")
         return _unrolled_power(x, exponent)
     return _power(x, _like(exponent, x))

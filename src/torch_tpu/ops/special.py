@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -30,9 +31,8 @@ def rational(x: Array, numerator: tuple[float, ...], denominator: tuple[float, .
 
 def _x_times_log(x: Array | Number, y: Array | Number, log_of: Array) -> Array:
     """x · log, 0 where x is 0 unless y is NaN."""
-    result = (
-        hlo.select(x.eq(0), 0, x * log_of) if isinstance(x, Array) else x * log_of if x else hlo.full_like(log_of, 0)
-    )
+    x = _array(x, log_of)
+    result = hlo.select(x.eq(0), 0, x * log_of)
     return hlo.select(hlo.is_nan(y), math.nan, result) if isinstance(y, Array) else result
 
 
@@ -133,7 +133,7 @@ def _zeta(x: Array, q: Array) -> Array:
     return hlo.select(x.eq(1) | (is_pole & (x > 1)), math.inf, result)
 
 
-def _in_float64(function):  # type: ignore[no-untyped-def]
+def _in_float64(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
     """Computes in float64: exp(a log x - x - log Γ(a)) loses all its digits in float32 for a beyond some hundreds."""
 
     def wide(a: Array, x: Array) -> Array:
@@ -192,10 +192,7 @@ def _incomplete_gamma(a: Array, x: Array, *, upper: bool) -> Array:
     proper = (x > 0) & (a > 0) & hlo.is_finite(x) & hlo.is_finite(a)
     series = _lower_gamma_series(a, x, proper & ~use_fraction)
     fraction = _upper_gamma_fraction(a, x, proper & use_fraction)
-    if upper:
-        result = hlo.select(use_fraction, fraction, 1 - series)
-    else:
-        result = hlo.select(use_fraction, 1 - fraction, series)
+    result = hlo.select(use_fraction, *((fraction, 1 - series) if upper else (1 - fraction, series)))
     nothing, everything = (1.0, 0.0) if upper else (0.0, 1.0)
     # The CPU's order of precedence decides what meets NaN.
     result = hlo.select(hlo.is_nan(x) | hlo.is_nan(a), math.nan, result)
