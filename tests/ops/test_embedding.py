@@ -14,10 +14,10 @@ f32, f64, bf16 = torch.float32, torch.float64, torch.bfloat16
 
 
 def test_sample_inputs() -> None:
-    check_opinfo("nn.functional.embedding", (f32, bf16, f64), samples=10)
-    check_opinfo("nn.functional.embedding_bag", (f32,), samples=30)
+    check_opinfo("nn.functional.embedding", (f32, bf16, f64), samples=4)
+    check_opinfo("nn.functional.embedding_bag", (f32,), samples=16)
     # The CPU rounds to bfloat16 after each row it adds.
-    check_opinfo("nn.functional.embedding_bag", (bf16,), samples=6, rtol=0.03, atol=0.03)
+    check_opinfo("nn.functional.embedding_bag", (bf16,), samples=3, rtol=0.03, atol=0.03)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
@@ -67,10 +67,10 @@ def test_bags_scaled_by_frequency() -> None:
     """Against the look-up's gradient: the CPU kernel for bags takes the counts of other rows (PyTorch 2.13)."""
     weight = torch.randn(4, 2)
     on_device, on_host = weight.to("tpu").requires_grad_(), weight.clone().requires_grad_()
-    seed = torch.randn(4, 2)
+    seed = torch.randn(5, 2)
     bags = F.embedding_bag(INDICES.to("tpu"), on_device, OFFSETS.to("tpu"), mode="sum", scale_grad_by_freq=True)
     bags.backward(seed.to("tpu"))
-    of_each = seed.repeat_interleave(torch.tensor([3, 0, 2, 1]), 0)
+    of_each = seed.repeat_interleave(torch.tensor([3, 0, 2, 1, 0]), 0)
     F.embedding(INDICES, on_host, scale_grad_by_freq=True).backward(of_each)
     assert on_device.grad is not None
     torch.testing.assert_close(on_device.grad.cpu(), on_host.grad)

@@ -15,7 +15,9 @@ f32, bf16, i64, b8, c64 = torch.float32, torch.bfloat16, torch.int64, torch.bool
 @pytest.mark.parametrize("mode", ["constant", "reflect", "replicate", "replicate_negative", "circular"])
 def test_sample_inputs(mode: str) -> None:
     check_opinfo("nn.functional.pad", (f32,), variant=mode, samples=10)
-    check_opinfo("nn.functional.pad", (bf16, i64, c64), variant=mode, samples=2)
+    check_opinfo("nn.functional.pad", (i64, c64), variant=mode, samples=2)
+    # In a gradient the CPU rounds each sum of two elements to bfloat16, the device the whole sum.
+    check_opinfo("nn.functional.pad", (bf16,), variant=mode, samples=2, rtol=0.02, atol=0.03)
 
 
 def test_constant_pad_cuts_and_widens() -> None:

@@ -33,21 +33,24 @@ def repeat(x: Array, repeats: Sequence[int], *, out: Spec) -> Array:
     return hlo.reshape(spread, out.shape)
 
 
-@lower("roll")
-def roll(x: Array, shifts: Sequence[int], dims: Sequence[int] = ()) -> Array:
-    if not x.size:
-        return x
+@decompose("roll")
+def roll(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> torch.Tensor:
+    if len(shifts) != max(len(dims), 1):
+        raise RuntimeError(f"shifts and dimensions must align. shifts: {len(shifts)}, dims:{len(dims)}")
+    if not x.numel():
+        return x.clone(memory_format=torch.preserve_format)
     if not dims:
-        return hlo.reshape(_rolled(x.reshape(-1), shifts[0], 0), x.shape)
+        return _rolled(x.reshape(-1), shifts[0], 0).view(x.shape)
     for shift, dim in zip(shifts, dims, strict=True):
         x = _rolled(x, shift, dim)
     return x
 
 
-def _rolled(x: Array, shift: int, dim: int) -> Array:
+def _rolled(x: torch.Tensor, shift: int, dim: int) -> torch.Tensor:
+    """`cat` keeps channels_last, which PyTorch's meta kernel of `roll` forgets."""
     size = x.shape[dim]
     first = -shift % size
-    return hlo.concatenate([hlo.slice_in_dim(x, first, size, dim=dim), hlo.slice_in_dim(x, 0, first, dim=dim)], dim)
+    return torch.cat([x.narrow(dim, first, size - first), x.narrow(dim, 0, first)], dim)
 
 
 @lower("flip")
