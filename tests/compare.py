@@ -18,12 +18,10 @@ def to_device(value: Any, device: str = "tpu") -> Any:
     def move(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return torch.device(device) if isinstance(leaf, torch.device) else leaf
-        moved = leaf.detach().to(device)
+        moved = leaf.detach().clone().to(device)
         if moved.stride() != leaf.stride() and leaf.numel():
             base = leaf.detach().as_strided((leaf.untyped_storage().nbytes() // leaf.element_size(),), (1,), 0)
-            moved = base.to(device).as_strided(leaf.shape, leaf.stride(), leaf.storage_offset())
-        elif moved is leaf:
-            moved = leaf.detach().clone()
+            moved = base.clone().to(device).as_strided(leaf.shape, leaf.stride(), leaf.storage_offset())
         return moved.requires_grad_(leaf.requires_grad)
 
     return tree_map(move, value)

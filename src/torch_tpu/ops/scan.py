@@ -50,29 +50,22 @@ def cumprod(x: Array, dim: int, *, dtype: torch.dtype | None, out: Spec) -> Arra
 
 @lower("cummax")
 def cummax(x: Array, dim: int) -> tuple[Array, Array]:
-    return _running_extreme(x, dim, hlo.lowest(x.dtype), "GT")
+    return _running_extreme(x, dim, hlo.lowest(x.dtype), hlo.maximum)
 
 
 @lower("cummin")
 def cummin(x: Array, dim: int) -> tuple[Array, Array]:
-    return _running_extreme(x, dim, hlo.highest(x.dtype), "LT")
+    return _running_extreme(x, dim, hlo.highest(x.dtype), hlo.minimum)
 
 
-def _running_extreme(x: Array, dim: int, identity: Number, better: str) -> tuple[Array, Array]:
-    """The extreme so far (NaN wins) and the last position that has it."""
-
-    def combine(x: Array, i: Array, y: Array, j: Array) -> list[Array]:
-        x_nan, y_nan = hlo.is_nan(x), hlo.is_nan(y)
-        x_wins = (hlo.compare(x, y, better) & ~y_nan) | (x_nan & ~y_nan)
-        tie = x.eq(y) | (x_nan & y_nan)
-        first = x_wins | (tie & (i > j))
-        return [hlo.select(first, x, y), hlo.select(first, i, j)]
-
-    positions = hlo.zeros((), torch.int32)
-    if x.ndim:
-        positions = hlo.iota(x.shape, dim % x.ndim, index_dtype(x.shape[dim]))
-    values, positions = scan([x, positions], [identity, -1], dim, combine)
-    return values, hlo.convert(positions, torch.int64)
+def _running_extreme(x: Array, dim: int, identity: Number, combine: Combine) -> tuple[Array, Array]:
+    """The extreme so far (NaN wins) and the last position that has it: the last that was the extreme when it came."""
+    values = scan([x], [identity], dim, combine)[0]
+    if not x.ndim:
+        return values, hlo.zeros((), torch.int64)
+    reached = x.eq(values) | hlo.is_nan(x)
+    positions = hlo.select(reached, hlo.iota(x.shape, dim % x.ndim, index_dtype(x.shape[dim])), -1)
+    return values, hlo.convert(scan([positions], [-1], dim, hlo.maximum)[0], torch.int64)
 
 
 @lower("logcumsumexp", "_logcumsumexp")

@@ -1,0 +1,85 @@
+"""Cumulative operators against the CPU."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.compare import check, check_opinfo
+
+NAN, INF = math.nan, math.inf
+F32, BF16, I64, BOOL, C64 = torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64
+
+
+@pytest.mark.parametrize(
+    ("name", "dtypes"),
+    [
+        ("cumsum", (F32, BF16, I64, C64)),
+        ("cumprod", (F32, I64)),
+        ("cummax", (F32, BF16, I64, BOOL)),
+        ("cummin", (F32, I64)),
+        ("cumulative_trapezoid", (F32,)),
+    ],
+)
+def test_database(name: str, dtypes: tuple[torch.dtype, ...]) -> None:
+    check_opinfo(name, dtypes, samples=5)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, torch.float64, C64])
+def test_logcumsumexp(dtype: torch.dtype) -> None:
+    check_opinfo("logcumsumexp", (dtype,), samples=5, grad=False)
+
+
+def test_logcumsumexp_gradient() -> None:
+    # PyTorch's formula subtracts cumulative results of logarithms, which float32 can't hold to the default tolerance
+    # (the CPU accumulates in float64).
+    check(lambda x: x.logcumsumexp(1), torch.randn(3, 7, requires_grad=True), rtol=1e-4, atol=1e-4)
+
+
+def test_logcumsumexp_special_values() -> None:
+    for values in ([-INF, -INF, 1.0, NAN, 2.0], [-INF, INF, 1.0], [1000.0, 1000.0, -1000.0]):
+        check(lambda x: x.logcumsumexp(0), torch.tensor(values))
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, torch.float64])
+def test_running_extremes(dtype: torch.dtype) -> None:
+    """The last of equal elements counts, and NaN, once met, stays."""
+    x = torch.tensor([[1, 1, 0, 2, 2], [NAN, 3, NAN, 1, 5], [-INF, -INF, INF, INF, -INF], [0.0, -0.0, 0.0, 1, -1]])
+    check(lambda x: [x.cummax(1), x.cummin(1), x.cummax(0)], x.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, BOOL, torch.float16, torch.float64])
+def test_dtypes(dtype: torch.dtype) -> None:
+    x = torch.tensor([100, 100, 0, 1, 5]).to(dtype)
+    check(lambda x: [x.cumsum(0), x.cumprod(0), x.cummax(0), x.cummin(0), x.cumsum(0, dtype=torch.int8)], x)
+
+
+def test_empty_and_0d() -> None:
+    for x in (torch.zeros(3, 0), torch.zeros(0, 3), torch.tensor(2.5)):
+        check(lambda x: [x.cumsum(-1), x.cumprod(0), x.cummax(-1), x.cummin(0), x.logcumsumexp(-1)], x)
+
+
+def test_product_gradient_at_zeros() -> None:
+    x = torch.tensor([2.0, 0.0, 3.0, 0.0])
+    check(lambda x: [x.cumprod(0), x[:3].prod(), x[2:].prod()], x.requires_grad_())
+
+
+def test_in_place_and_strides() -> None:
+    check(lambda x: x.cumsum_(0), torch.randn(3, 4))
+    check(lambda x: [x.t().cumsum(0), x.t().cummax(1)], torch.randn(3, 4))
+
+
+def test_long_sums_are_accurate() -> None:
+    """Partial sums are combined in a tree: the error doesn't grow with the length as in a running float32 sum."""
+    x = torch.rand(200_000, generator=torch.Generator().manual_seed(0))
+    got = x.to("tpu").cumsum(0).cpu().double()
+    want = x.double().cumsum(0)
+    assert ((got - want).abs() / want).max() < 1e-6
+    wide = torch.full((1000,), 2**40)
+    check(lambda x: x.cumsum(0), wide)
+
+
+def test_large_rows() -> None:
+    check(lambda x: [x.cummax(1), x.logcumsumexp(1)], torch.randn(512, 1024), rtol=1e-5, atol=1e-5)
