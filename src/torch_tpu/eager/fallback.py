@@ -64,6 +64,38 @@ def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], 
     return _to_device(result, originals)
 
 
+def as_cpu_raises(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Exception:
+    """What the CPU raises for the same call, on zeros of the same shapes; `error` itself if the CPU accepts it.
+
+    Users know these words, and programs catch these types; PyTorch's meta kernels often use others.
+    """
+    stand_ins: dict[int, torch.Tensor] = {}
+    try:
+        func(
+            *(_stand_in(v, stand_ins) for v in args),
+            **{k: _stand_in(v, stand_ins) for k, v in kwargs.items() if k != "pin_memory"},
+        )
+    except Exception as known:
+        return known.with_traceback(None)
+    return error
+
+
+def _stand_in(value: Any, stand_ins: dict[int, torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        if id(value) not in stand_ins:
+            zero = torch.zeros((), dtype=value.dtype)
+            # One element seen through the tensor's own strides would hide in-place errors; a copy costs too much.
+            stand_ins[id(value)] = (
+                torch.zeros(value.shape, dtype=value.dtype) if value.numel() < 2**20 else zero.expand(value.shape)
+            )
+        return stand_ins[id(value)]
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
+    if isinstance(value, (list, tuple)):
+        return type(value)([_stand_in(v, stand_ins) for v in value])
+    return None if isinstance(value, torch._C.Generator) else value
+
+
 def _to_host(value: Any, moved: dict[int, torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         if value.device.type != "tpu":

@@ -8,12 +8,13 @@ import torch
 from torch._ops import OpOverload
 
 from torch_tpu.eager import execute, hooks
-from torch_tpu.eager.fallback import run_on_cpu
+from torch_tpu.eager.fallback import as_cpu_raises, run_on_cpu
 from torch_tpu.eager.memory import check_device
 from torch_tpu.eager.plan import Call
 from torch_tpu.ops import derived
 from torch_tpu.ops.schema import signature
 from torch_tpu.ops.trace import Tracer
+
 
 class Operator:
     """A dispatcher kernel: signature → plan → results. Calling it is running the operator."""
@@ -48,7 +49,10 @@ class Operator:
                 generator = value
             elif name == "device":
                 check_device(value)
-        plan = execute.find_plan(sig.finish(), lambda: self._call(sig, args, kwargs))
+        try:
+            plan = execute.find_plan(sig.finish(), lambda: self._call(sig, args, kwargs))
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise as_cpu_raises(self.func, args, kwargs, error) from None
         if type(plan) is execute.Unsupported:
             return run_on_cpu(self.func, args, kwargs, plan.reason)
         return execute.submit(plan, sig, generator)

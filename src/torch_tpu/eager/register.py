@@ -37,25 +37,34 @@ HANDWRITTEN_MODULES = (
 
 _lock = threading.RLock()
 _done = False
+_installing = False
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 
 
 def install() -> bool:
     """Registers everything once; returns whether this call did it."""
-    global _done
+    global _done, _installing
     with _lock:
-        if _done:
+        if _done or _installing:
             return False
-        _done = True
-        ops.load()
-        for module in HANDWRITTEN_MODULES:
-            importlib.import_module(module)
-        for name in torch._C._dispatch_get_all_op_names():
-            if name.startswith(("aten::", "tpu::", "prims::")) and not _has_kernel(name, "PrivateUse1"):
-                kernel = kernel_for(name)
-                if kernel is not None:
-                    _library(name.partition("::")[0]).impl(name.partition("::")[2], kernel, "PrivateUse1")
+        _installing = True
+        try:
+            _register_all()
+            _done = True
+        finally:
+            _installing = False
     return True
+
+
+def _register_all() -> None:
+    ops.load()
+    for module in HANDWRITTEN_MODULES:
+        importlib.import_module(module)
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith(("aten::", "tpu::", "prims::")) and not _has_kernel(name, "PrivateUse1"):
+            kernel = kernel_for(name)
+            if kernel is not None:
+                _library(name.partition("::")[0]).impl(name.partition("::")[2], kernel, "PrivateUse1")
 
 
 _libraries: dict[str, torch.library.Library] = {"aten": gate.library}
@@ -84,7 +93,9 @@ def kernel_for(name: str) -> Callable[..., Any] | None:
     func = _overload(name)
     if func is None:
         return None
-    if _has_kernel(name, "CompositeImplicitAutograd") and not (_has_kernel(name, "Autograd") and derived.lowering(func)):
+    if _has_kernel(name, "CompositeImplicitAutograd") and not (
+        _has_kernel(name, "Autograd") and derived.lowering(func)
+    ):
         # Taking over a composite operator takes its derivative away, unless it has a formula besides.
         return None
     sig = signature(func)

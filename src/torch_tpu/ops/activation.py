@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from functools import cache
+
+import torch
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo.array import Array, Number
@@ -163,8 +166,17 @@ def elu_backward(grad: Array, alpha: Value, scale: Value, input_scale: Value, is
 
 
 @elementwise("gelu")
-def gelu(x: Array, approximate: str = "none") -> Array:
-    return x * _gelu_gate(x, approximate)
+def gelu(x: Array, approximate: str = "none", *, out: Spec) -> Array:
+    result = x * _gelu_gate(x, approximate)
+    if approximate == "none" and not math.isinf(_host_gelu_of_infinity(out.dtype)):
+        return hlo.select(x.eq(math.inf), math.nan, result)
+    return result
+
+
+@cache
+def _host_gelu_of_infinity(dtype: torch.dtype) -> float:
+    """The vector kernels of PyTorch's CPU give NaN on some processors, its scalar kernels inf; results follow it."""
+    return torch.nn.functional.gelu(torch.full((64,), math.inf, dtype=dtype))[0].item()
 
 
 def _gelu_gate(x: Array, approximate: str) -> Array:
