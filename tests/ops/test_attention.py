@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.compare import check, check_opinfo, no_fallback, to_device
-from torch_tpu import ops
+from torch_tpu.ops import attention
 
 fused = torch.ops.aten._scaled_dot_product_fused_attention_overrideable
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}
@@ -23,7 +23,7 @@ def _qkv(q_len: int = 5, k_len: int = 7, dtype: torch.dtype = torch.float32, wid
     return [torch.randn(s, generator=generator).to(dtype).requires_grad_() for s in shapes]
 
 
-def _reference(q, k, v, bias=None, is_causal=False, scale=None, kept=1.0):  # noqa: ANN001, ANN202
+def _reference(q, k, v, bias=None, is_causal=False, scale=None, kept=1.0):
     """The definition, where a query that may look nowhere gets zeros."""
     scores = q @ k.transpose(-1, -2) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     if bias is not None:
@@ -53,7 +53,7 @@ def test_fused_and_gradients(is_causal: bool, scale: float | None, bias_shape: t
 
 def test_blocks_of_queries_equal_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long sequences run in blocks: 300 queries in blocks of 128, the last one padded."""
-    monkeypatch.setattr(ops.attention, "SCORES_AT_ONCE", 1)
+    monkeypatch.setattr(attention, "SCORES_AT_ONCE_ON_CPU", 1)
     for is_causal, bias in ((True, None), (False, torch.randn(1, 1, 300, 40)), (False, torch.randn(2, 3, 1, 40))):
         leaves = _qkv(300, 40)
         if bias is not None:
@@ -173,4 +173,5 @@ def test_encoder_layer_trains_as_on_the_cpu() -> None:
     torch.manual_seed(0)
     module = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     parameters = {k: v.detach().requires_grad_() for k, v in module.named_parameters()}
-    check(lambda p, x: torch.func.functional_call(module, p, (x,)), parameters, torch.randn(2, 5, 8), rtol=1e-3, atol=1e-4)
+    x = torch.randn(2, 5, 8)
+    check(lambda p, x: torch.func.functional_call(module, p, (x,)), parameters, x, rtol=1e-3, atol=1e-4)

@@ -22,7 +22,8 @@ def _both(name: str, samples: int = 3) -> None:
     "linalg.cholesky", "linalg.cholesky_ex", "cholesky", "cholesky_inverse", "cholesky_solve", "triangular_solve",
     "linalg.solve_triangular", "linalg.householder_product", "geqrf", "ormqr", "linalg.qr", "linalg.lu_factor",
     "linalg.lu_factor_ex", "linalg.lu", "lu_unpack", "linalg.lu_solve", "linalg.solve", "linalg.solve_ex", "linalg.inv",
-    "linalg.inv_ex", "linalg.det", "linalg.slogdet", "linalg.svdvals", "linalg.eigvalsh", "linalg.cross", "linalg.cond", "linalg.matrix_power", "linalg.tensorinv",
+    "linalg.inv_ex", "linalg.det", "linalg.slogdet", "linalg.svdvals", "linalg.eigvalsh", "linalg.cross", "linalg.cond",
+    "linalg.matrix_power", "linalg.tensorinv",
     "linalg.lstsq", "linalg.vander", "logdet", "linalg.matrix_norm",
 ])  # fmt: skip
 def test_database(name: str) -> None:
@@ -99,7 +100,7 @@ def test_eig(dtype: torch.dtype) -> None:
     check(lambda a: torch.view_as_real(torch.linalg.eigvals(a)).sum(-2), a.detach(), **DOUBLE)
 
 
-@pytest.mark.parametrize("function, matrix", [
+@pytest.mark.parametrize(("function", "matrix"), [
     (torch.linalg.cholesky, [[1.0, 2.0], [2.0, 1.0]]),
     (torch.cholesky, [[1.0, 2.0], [2.0, 1.0]]),
     (torch.cholesky_inverse, [[1.0, 0.0], [2.0, 0.0]]),

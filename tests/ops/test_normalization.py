@@ -61,7 +61,8 @@ def test_running_statistics(module: nn.Module, training: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", [nn.LayerNorm((4, 2)), nn.LayerNorm((4, 2), bias=False), nn.RMSNorm(2), nn.GroupNorm(3, 6), nn.GroupNorm(1, 6)],
+    "module", [nn.LayerNorm((4, 2)), nn.LayerNorm((4, 2), bias=False), nn.RMSNorm(2), nn.GroupNorm(3, 6),
+               nn.GroupNorm(1, 6)],
     ids=str,
 )  # fmt: skip
 def test_layers(module: nn.Module) -> None:
@@ -158,12 +159,15 @@ def test_synchronised_pieces_make_a_batch_norm() -> None:
     torch.testing.assert_close(new_var.cpu(), running_var, **CLOSE)
 
     grads = [g.to("tpu") for g in grad.split([2, 4])]
-    reduced = [torch.batch_norm_backward_reduce(g, h, mean, invstd, w, True, True, True) for g, h in zip(grads, halves)]
-    sum_dy, sum_dy_xmu, grad_weight, grad_bias = (sum(parts) for parts in zip(*reduced))
+    reduced = [
+        torch.batch_norm_backward_reduce(g, h, mean, invstd, w, True, True, True)
+        for g, h in zip(grads, halves, strict=True)
+    ]
+    sum_dy, sum_dy_xmu, grad_weight, grad_bias = (sum(parts) for parts in zip(*reduced, strict=True))
     torch.testing.assert_close(grad_weight.cpu(), leaves[1].grad, **CLOSE)
     torch.testing.assert_close(grad_bias.cpu(), leaves[2].grad, **CLOSE)
     grad_x = [
         torch.batch_norm_backward_elemt(g, h, mean, invstd, w, sum_dy, sum_dy_xmu, counts.int())
-        for g, h in zip(grads, halves)
+        for g, h in zip(grads, halves, strict=True)
     ]
     torch.testing.assert_close(torch.cat(grad_x).cpu(), leaves[0].grad, **CLOSE)

@@ -15,9 +15,12 @@ from torch_tpu.ops.matmul import dot, matrix_product
 from torch_tpu.ops.promotion import compute_dtype
 from torch_tpu.ops.random_bits import Rng
 from torch_tpu.ops.registry import Spec, decompose, lower
+from torch_tpu.runtime.client import client
 
-# Above this many scores at once, blocks of queries run one after the other, so memory stays bounded.
-SCORES_AT_ONCE = 2**25
+# Above this many scores at once, blocks of queries run one after the other: on the CPU so that they stay in its cache
+# (several times faster), elsewhere so that memory stays bounded.
+SCORES_AT_ONCE_ON_CPU, SCORES_AT_ONCE = 2**20, 2**24
+ROWS_AT_LEAST = 128
 
 
 def _softmax(scores: Array) -> tuple[Array, Array]:
@@ -62,7 +65,8 @@ def _scale(scale: Array | None, q: Array) -> Array:
 def _block_rows(q: Array, k: Array) -> int:
     """How many queries are taken at once."""
     rows, per_row = q.shape[-2], math.prod(q.shape[:-2]) * k.shape[-2]
-    return min(rows, max(128, SCORES_AT_ONCE // max(per_row, 1)))
+    limit = SCORES_AT_ONCE_ON_CPU if client().is_host_memory else SCORES_AT_ONCE
+    return min(rows, max(ROWS_AT_LEAST, limit // max(per_row, 1)))
 
 
 def _rows(x: Array, start: Array, count: int) -> Array:
@@ -126,11 +130,10 @@ def fused_attention(
             return [_set_rows(result, new[0], start), _set_rows(logsumexp, new[1], start)]
 
         initial = [hlo.zeros((*shape, v.shape[-1]), wide), hlo.zeros((*shape, 1), wide)]
-        result, logsumexp = (
-            hlo.slice_in_dim(a, 0, rows, dim=-2) for a in structured.fori_loop(steps, step, initial)
-        )
+        result, logsumexp = (hlo.slice_in_dim(a, 0, rows, dim=-2) for a in structured.fori_loop(steps, step, initial))
     seed, offset = (hlo.reshape(hlo.slice_in_dim(state, i, i + 1), ()) for i in range(2))
-    return [result, hlo.reshape(logsumexp, out[1].shape), hlo.bitcast(seed, torch.int64), hlo.bitcast(offset, torch.int64)]
+    seed, offset = hlo.bitcast(seed, torch.int64), hlo.bitcast(offset, torch.int64)
+    return [result, hlo.reshape(logsumexp, out[1].shape), seed, offset]
 
 
 @lower("_scaled_dot_product_fused_attention_overrideable_backward", static=["dropout_p"])

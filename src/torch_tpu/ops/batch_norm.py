@@ -54,7 +54,8 @@ def batch_norm(
             for old, new in ((old_mean, flat_mean), (old_var, unbiased))
         )
     else:
-        assert old_mean is not None and old_var is not None, "running statistics are missing"
+        assert old_mean is not None
+        assert old_var is not None
         mean, variance = _by_channel(old_mean, x), _by_channel(old_var, x)
         flat_mean, flat_var, old_mean, old_var = old_mean, old_var, None, None
     rstd = inverse_deviation(variance, eps)

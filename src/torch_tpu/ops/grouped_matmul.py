@@ -35,7 +35,7 @@ def grouped_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Rows of a (2-d) times the matrices of b (3-d), or the transpose of that, or pairs of blocks of a and b (both 2-d).
+    """Rows of a (2-d) times the matrices of b (3-d), the transpose of that, or pairs of blocks of a and b (both 2-d).
 
     Group i goes from offs[i-1] to offs[i] of the dimension that is not grouped by a third one.
     """
@@ -68,7 +68,7 @@ def lower_grouped_mm(a: Array, b: Array, offs: Array | None, out_dtype: torch.dt
 
 
 def _rows_times_matrices(rows: Array, matrices: Array, ends: Array) -> Array:
-    """(rows, k) by (groups, k, n). Tiles run in the order of the groups, so each overwrites its predecessor's surplus."""
+    """(rows, k) by (groups, k, n). Tiles run in the order of the groups, so each overwrites the last one's surplus."""
     (count, k), (_, _, n) = rows.shape, matrices.shape
     padded = hlo.pad(rows, 0, [0, 0], [TILE, 0])
 
@@ -89,7 +89,7 @@ def _rows_times_matrices(rows: Array, matrices: Array, ends: Array) -> Array:
 
 def _pairs_of_blocks(a: Array, b: Array, ends: Array) -> Array:
     """(m, k) by (k, n), cut along k: one product per group."""
-    (m, k), n = a.shape, b.shape[1]
+    m, n = a.shape[0], b.shape[1]
     a, b = hlo.pad(a, 0, [0, 0], [0, TILE]), hlo.pad(b, 0, [0, 0], [TILE, 0])
 
     def step(group: Array, start: Array, stop: Array, result: Array) -> Array:

@@ -173,7 +173,7 @@ def linalg_lu(a: Array, *, pivot: bool, out: list[Spec], check: Check) -> list[A
 def linalg_solve_ex(
     a: Array, b: Array, *, left: bool, check_errors: bool, out: list[Spec], check: Check
 ) -> list[Array]:
-    """A vector b (or a batch of vectors that matches the matrices) has one dimension less than the result's matrices."""
+    """b is a vector, or a batch of them that matches the matrices, where it has a dimension less than A."""
     lu, pivots, info = lapack.getrf(a)
     if check_errors:
         require_success(info, check, "torch.linalg.solve_ex", SINGULAR)

@@ -7,7 +7,7 @@ A layer's products with the input don't depend on the recurrence: they are one p
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,6 +19,7 @@ from torch_tpu.ops.normalization import widen
 from torch_tpu.ops.registry import lower
 
 States = list[Array]
+Tensor = torch.Tensor
 
 
 def _split(gates: Array, count: int) -> list[Array]:
@@ -163,45 +164,30 @@ _library.define(
     " str mode, bool reverse) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 _library.define(
-    "rnn_layer_backward(Tensor? grad_output, Tensor? grad_h, Tensor? grad_c, Tensor x, Tensor h, Tensor? c, Tensor w_ih,"
-    " Tensor w_hh, Tensor? b_ih, Tensor? b_hh, Tensor? lengths, Tensor output, Tensor saved, Tensor cells, str mode,"
-    " bool reverse) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+    "rnn_layer_backward(Tensor? grad_output, Tensor? grad_h, Tensor? grad_c, Tensor x, Tensor h, Tensor? c,"
+    " Tensor w_ih, Tensor w_hh, Tensor? b_ih, Tensor? b_hh, Tensor? lengths, Tensor output, Tensor saved,"
+    " Tensor cells, str mode, bool reverse) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
 
 @torch.library.impl(_library, "rnn_layer", "Meta")
-def _layer_shapes(x, h, c, w_ih, w_hh, b_ih, b_hh, lengths, mode, reverse):  # noqa: ANN001, ANN202
-    steps = x.shape[0]
+def _layer_shapes(x: Tensor, h: Tensor, c: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+    *_, mode, _reverse = rest
     width = CELLS[mode].saved * h.shape[-1]
     return (
-        x.new_empty((steps, *h.shape)),
-        x.new_empty((steps, h.shape[0], width) if width else (0,)),
-        x.new_empty((0,) if c is None else (steps, *c.shape)),
+        x.new_empty((x.shape[0], *h.shape)),
+        x.new_empty((x.shape[0], h.shape[0], width) if width else (0,)),
+        x.new_empty((0,) if c is None else (x.shape[0], *c.shape)),
         x.new_empty(h.shape),
         x.new_empty((0,) if c is None else c.shape),
     )
 
 
 @torch.library.impl(_library, "rnn_layer_backward", "Meta")
-def _layer_gradient_shapes(  # noqa: ANN202
-    grad_output,
-    grad_h,
-    grad_c,
-    x,
-    h,
-    c,
-    w_ih,
-    w_hh,
-    b_ih,
-    b_hh,
-    lengths,
-    output,
-    saved,
-    cells,
-    mode,
-    reverse,  # noqa: ANN001
-):
-    return tuple(x.new_empty((0,) if t is None else t.shape) for t in (x, h, c, w_ih, w_hh, b_ih, b_hh))
+def _layer_gradient_shapes(*args: Any) -> tuple[Tensor, ...]:
+    """Of the gradients of x, h, c, w_ih, w_hh, b_ih, b_hh, which come after the three incoming ones."""
+    x = args[3]
+    return tuple(x.new_empty((0,) if t is None else t.shape) for t in args[3:10])
 
 
 def _at(x: Array, step: Array) -> Array:
