@@ -16,10 +16,11 @@ from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
 from torch_tpu.ops.matmul import dot
 from torch_tpu.ops.normalization import widen
-from torch_tpu.ops.registry import lower
+from torch_tpu.ops.registry import decompose, lower
 
 States = list[Array]
 Tensor = torch.Tensor
+_library = torch.library.Library("tpu", "FRAGMENT")
 
 
 def _split(gates: Array, count: int) -> list[Array]:
@@ -116,13 +117,23 @@ def _plus(x: Array, bias: Array | None) -> Array:
     return x if bias is None else x + hlo.convert(bias, x.dtype)
 
 
-@lower("_thnn_fused_lstm_cell")
+# Without biases PyTorch's meta kernel of `_thnn_fused_lstm_cell` fails, so the lowering is that of a private operator.
+_library.define("lstm_cell(Tensor gates, Tensor c) -> (Tensor, Tensor, Tensor)")
+
+
+@decompose("_thnn_fused_lstm_cell")
 def fused_lstm_cell(
-    x: Array, hidden: Array, c: Array, x_bias: Array | None = None, hidden_bias: Array | None = None
-) -> list[Array]:
-    wide_x, wide_hidden, wide_c = widen(x, hidden, c)
-    states, saved = lstm_step(_plus(wide_x, x_bias), _plus(wide_hidden, hidden_bias), [wide_c, wide_c])
-    return [hlo.convert(a, x.dtype) for a in (*states, *saved)]
+    x: Tensor, hidden: Tensor, c: Tensor, x_bias: Tensor | None = None, hidden_bias: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    gates = x + hidden if x_bias is None else x + hidden + x_bias + hidden_bias
+    return torch.ops.tpu.lstm_cell(gates, c)
+
+
+@lower("tpu::lstm_cell")
+def lstm_cell(gates: Array, c: Array) -> list[Array]:
+    wide_gates, wide_c = widen(gates, c)
+    states, saved = lstm_step(wide_gates, hlo.full_like(wide_gates, 0), [wide_c, wide_c])
+    return [hlo.convert(a, gates.dtype) for a in (*states, *saved)]
 
 
 @lower("_thnn_fused_lstm_cell_backward_impl")
@@ -156,7 +167,6 @@ def fused_gru_cell_backward(grad: Array, workspace: Array, has_bias: bool) -> li
 
 # --- layers ------------------------------------------------------------------------------------------------------
 
-_library = torch.library.Library("tpu", "FRAGMENT")
 # `lengths`, where given, is how many steps of each sequence count; in the others its states stay.
 # Results: the state h after each step, what the steps saved, c after each step (LSTM), the last h, the last c.
 _library.define(
