@@ -27,7 +27,8 @@ def _both(name: str, samples: int = 3) -> None:
     "linalg.lstsq", "linalg.vander", "logdet", "linalg.matrix_norm",
 ])  # fmt: skip
 def test_database(name: str) -> None:
-    _both(name)
+    # The gradient of a product of reflections is a loop of many small operators.
+    _both(name, samples=1 if name == "linalg.householder_product" else 3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
