@@ -120,6 +120,20 @@ def test_inference_mode_and_no_grad() -> None:
         torch.testing.assert_close(module(x.to("tpu"))[0].cpu(), want, **CLOSE)
 
 
+def test_func_transforms() -> None:
+    module, x = _module("lstm"), torch.randn(5, 2, 5)
+    want = torch.func.grad(lambda x: module(x)[0].sum())(x)
+    module, y = module.to("tpu"), x.to("tpu")
+    torch.testing.assert_close(torch.func.grad(lambda x: module(x)[0].sum())(y).cpu(), want, **CLOSE)
+
+
+def test_compiled() -> None:
+    module, x = _module("gru", bidirectional=True).to("tpu"), torch.randn(5, 2, 5).to("tpu").requires_grad_()
+    compiled = torch.compile(lambda x: module(x)[0], backend="aot_eager")
+    (got,), (want,) = (torch.autograd.grad(f(x).sum(), x) for f in (compiled, lambda x: module(x)[0]))
+    torch.testing.assert_close(got.cpu(), want.cpu())
+
+
 def test_a_sequence_is_one_program() -> None:
     module, x = nn.LSTM(5, 4).to("tpu"), torch.randn(50, 2, 5, device="tpu")
     module(x)

@@ -79,8 +79,13 @@ def _states(hx: Tensor | Sequence[Tensor]) -> list[Tensor]:
     return [hx] if isinstance(hx, Tensor) else list(hx)
 
 
-def _has_projection(states: Sequence[Tensor]) -> bool:
-    return len(states) == 2 and states[0].shape[-1] != states[1].shape[-1]
+def _takes_cells(states: Sequence[Tensor]) -> bool:
+    """Whether PyTorch's composite of cells is needed: for an LSTM with projections, and under `torch.func`.
+
+    There, at this key, an autograd.Function can't be called.
+    """
+    has_projection = len(states) == 2 and states[0].shape[-1] != states[1].shape[-1]
+    return has_projection or torch._C._are_functorch_transforms_active()
 
 
 def _kernel(mode: str) -> Callable[..., Any]:
@@ -99,7 +104,7 @@ def _kernel(mode: str) -> Callable[..., Any]:
     ) -> tuple[Tensor, ...]:
         options = (has_biases, num_layers, dropout, train, bidirectional)
         states = _states(hx)
-        if _has_projection(states):
+        if _takes_cells(states):
             return composite._op_dk(DispatchKey.CompositeImplicitAutograd, x, hx, params, *options, batch_first)
         if x.shape[1 if batch_first else 0] == 0:
             raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
@@ -126,7 +131,7 @@ def _packed_kernel(mode: str) -> Callable[..., Any]:
         """A packed sequence: its rows are spread to (steps, batch), and collected again afterwards."""
         options = (has_biases, num_layers, dropout, train, bidirectional)
         states = _states(hx)
-        if _has_projection(states):
+        if _takes_cells(states):
             return composite._op_dk(DispatchKey.CompositeImplicitAutograd, data, batch_sizes, hx, params, *options)
         steps, batch = len(batch_sizes), int(batch_sizes[0])
         active = torch.arange(batch) < batch_sizes.cpu()[:, None]
