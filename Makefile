@@ -8,7 +8,7 @@ BIN := .venv/bin
 READY := .venv/ready
 INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test check bench wheel clean
+.PHONY: demo test conformance check bench wheel clean
 
 demo: $(READY)
 	$(BIN)/torch-tpu demo --output demo-output
@@ -16,6 +16,10 @@ demo: $(READY)
 # One test file stays in one process, so a file may rely on the order of its own tests and on its own caches.
 test: $(READY)
 	$(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile
+
+# Continues where it stopped. Options: make conformance OPTIONS="--ops '^linalg' --dtypes float32 --samples 3"
+conformance: $(READY)
+	$(BIN)/python -m tests.conformance $(OPTIONS)
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -29,7 +33,7 @@ wheel: $(READY)
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:
-	rm -rf .venv dist demo-output .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv dist demo-output conformance-results .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch must come with the constraints: without them pip may choose another build of it, gigabytes larger.

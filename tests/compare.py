@@ -37,21 +37,36 @@ def no_fallback() -> Iterator[None]:
     assert not new, f"ran on the CPU: {new}"
 
 
+class Mismatch(AssertionError):
+    """A difference between two results; `kind` says in what: "values", "dtype", "shape", "strides", ..."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
 def assert_same(
     got: Any, want: Any, *, strides: bool = True, rtol: float | None = None, atol: float | None = None
 ) -> None:
     """Values (torch.testing's tolerances by default), dtype, shape and strides of every tensor in two nests."""
     got_leaves, want_leaves = tree_leaves(got), tree_leaves(want)
-    assert len(got_leaves) == len(want_leaves)
+    if len(got_leaves) != len(want_leaves):
+        raise Mismatch("structure", f"{len(got_leaves)} results instead of {len(want_leaves)}")
     for i, (g, w) in enumerate(zip(got_leaves, want_leaves, strict=True)):
         if not isinstance(w, torch.Tensor):
-            assert g == w or (g != g and w != w), f"result {i}: {g!r} instead of {w!r}"
+            if g != w and (g == g or w == w):
+                raise Mismatch("values", f"result {i}: {g!r} instead of {w!r}")
             continue
-        assert g.dtype is w.dtype, f"result {i}: dtype {g.dtype} instead of {w.dtype}"
-        assert g.shape == w.shape, f"result {i}: shape {tuple(g.shape)} instead of {tuple(w.shape)}"
-        if strides and w.numel() > 1:
-            assert _strides(g) == _strides(w), f"result {i}: strides {g.stride()} instead of {w.stride()}"
-        torch.testing.assert_close(g.detach().cpu(), w.detach(), rtol=rtol, atol=atol, equal_nan=True)
+        if g.dtype is not w.dtype:
+            raise Mismatch("dtype", f"result {i}: dtype {g.dtype} instead of {w.dtype}")
+        if g.shape != w.shape:
+            raise Mismatch("shape", f"result {i}: shape {tuple(g.shape)} instead of {tuple(w.shape)}")
+        if strides and w.numel() > 1 and _strides(g) != _strides(w):
+            raise Mismatch("strides", f"result {i}: strides {g.stride()} instead of {w.stride()}")
+        try:
+            torch.testing.assert_close(g.detach().cpu(), w.detach(), rtol=rtol, atol=atol, equal_nan=True)
+        except AssertionError as error:
+            raise Mismatch("values", f"result {i}: {error}") from None
 
 
 def _strides(t: torch.Tensor) -> list[int]:
@@ -81,13 +96,15 @@ def check(
             if isinstance(leaf, torch.Tensor):
                 assert leaf.device.type == "tpu", f"a result is on {leaf.device}"
         assert_same(got, want, strides=strides, rtol=rtol, atol=atol)
-        _check_gradients(got, want, (device_args, device_kwargs), (host_args, host_kwargs), rtol, atol)
+        check_gradients(got, want, (device_args, device_kwargs), (host_args, host_kwargs), rtol, atol)
     assert_same((device_args, device_kwargs), (host_args, host_kwargs), rtol=rtol, atol=atol)
 
 
-def _check_gradients(
+def check_gradients(
     got: Any, want: Any, device_args: Any, host_args: Any, rtol: float | None, atol: float | None
 ) -> None:
+    """The gradients of two nests of results with respect to the leaves of their arguments, for the same seeds."""
+
     def wanted(nest: Any) -> list[torch.Tensor]:
         return [t for t in tree_leaves(nest) if isinstance(t, torch.Tensor) and t.requires_grad]
 
@@ -102,7 +119,8 @@ def _check_gradients(
     want_grads = torch.autograd.grad(host_results, host_leaves, seeds, allow_unused=True)
     got_grads = torch.autograd.grad(device_results, device_leaves, [s.to("tpu") for s in seeds], allow_unused=True)
     for g, w in zip(got_grads, want_grads, strict=True):
-        assert (g is None) == (w is None), "a gradient is missing on one side"
+        if (g is None) != (w is None):
+            raise Mismatch("structure", f"the gradient is {g}, on the CPU {w}")
         if w is not None:
             assert_same(g, w, strides=False, rtol=rtol, atol=atol)
 

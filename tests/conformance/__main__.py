@@ -1,0 +1,82 @@
+"""The command `make conformance`: checks what is left to check, shows progress, ends with a summary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tests.conformance import pool, report, results
+from tests.conformance.check import CHECKS
+from tests.conformance.database import DTYPES, dtype_name, entries
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+def _dtypes(names: str) -> list[torch.dtype]:
+    known = {dtype_name(d): d for d in DTYPES}
+    chosen = [name.strip() for name in names.split(",") if name.strip()] or list(known)
+    unknown = [name for name in chosen if name not in known]
+    if unknown:
+        raise typer.BadParameter(f"unknown dtype {unknown[0]}: expected {', '.join(known)}")
+    return [known[name] for name in chosen]
+
+
+def _checks(names: str) -> tuple[str, ...]:
+    chosen = tuple(name.strip() for name in names.split(",") if name.strip()) or CHECKS
+    unknown = [name for name in chosen if name not in CHECKS]
+    if unknown:
+        raise typer.BadParameter(f"unknown check {unknown[0]}: expected {', '.join(CHECKS)}")
+    return chosen
+
+
+@app.command()
+def main(
+    ops: Annotated[str, typer.Option(help="Only operators whose name matches this regular expression.")] = "",
+    dtypes: Annotated[str, typer.Option(help="Only these dtypes, separated by commas.")] = "",
+    checks: Annotated[str, typer.Option(help=f"Only these checks, of {','.join(CHECKS)}.")] = "",
+    samples: Annotated[int, typer.Option(help="At most so many sample inputs per operator; 0: all.")] = 0,
+    only_failed: Annotated[bool, typer.Option(help="Check again what failed before, nothing else.")] = False,
+    restart: Annotated[bool, typer.Option(help="Check again what has a result already.")] = False,
+    workers: Annotated[int, typer.Option(help="Processes that check at the same time.")] = 2,
+    output: Annotated[Path, typer.Option(help="Where the results are kept.")] = Path("conformance-results"),
+) -> None:
+    """Compares the device with the CPU on PyTorch's own test database. Continues where the last run ended."""
+    console = Console()
+    output.mkdir(parents=True, exist_ok=True)
+    path = output / "results.jsonl"
+    chosen, wanted_checks = entries(ops, _dtypes(dtypes)), _checks(checks)
+    known = results.load(path)
+    if only_failed:
+        chosen = [e for e in chosen if e in known and not known[e].passed]
+        waiting = chosen
+    elif restart:
+        waiting = chosen
+    else:
+        waiting = [e for e in chosen if e not in known or not known[e].covers(samples, wanted_checks)]
+    console.print(f"{len(chosen):,} pairs, {len(waiting):,} to check")
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console) as progress, path.open("a") as file:
+        task = progress.add_task("starting", total=len(waiting))
+        failed = 0
+        for entry, outcome in pool.run(
+            waiting, workers=workers, log=output / "workers.log", samples=samples, checks=wanted_checks
+        ):
+            result = results.from_outcome(entry, samples, wanted_checks, outcome)
+            known[entry] = result
+            file.write(result.line() + "\n")
+            file.flush()
+            failed += not result.passed
+            progress.update(task, advance=1, description=f"{failed} failed  {entry}")
+    report.show(console, [known[e] for e in chosen if e in known])
+    if any(not known[e].passed for e in chosen if e in known):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,258 @@
+"""Checks one entry: the same calls on CPU tensors and on device copies, everything a user can see compared."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from tests.compare import Mismatch, assert_same, check_gradients, to_device
+from tests.conformance import tolerances
+from tests.conformance.database import Entry, info_of
+from torch_tpu import metrics
+from torch_tpu.eager import execute
+
+CHECKS = ("forward", "gradient", "strided", "inplace", "out", "errors")
+# More differences than this of one entry say nothing new.
+MOST_FAILURES = 8
+
+
+@dataclass
+class Failure:
+    """One difference.
+
+    Attributes:
+        check: which of `CHECKS` found it.
+        kind: what differs: "values", "dtype", "shape", "strides", "raises RuntimeError", "accepts", ...
+        sample: the inputs, shortened.
+    """
+
+    check: str
+    kind: str
+    sample: str
+    message: str
+
+
+@dataclass
+class Outcome:
+    """What checking an entry found.
+
+    Attributes:
+        fallbacks: operators that ran on the CPU, and how often.
+    """
+
+    samples: int = 0
+    failures: list[Failure] = field(default_factory=list)
+    fallbacks: dict[str, int] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Difference(Exception):
+    """One side raises what the other does not."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def run(entry: Entry, *, samples: int = 0, checks: Iterable[str] = CHECKS) -> Outcome:
+    """Checks an entry on at most `samples` sample inputs spread over all of them (0: on all)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        outcome = _Run(entry, samples).outcome(frozenset(checks))
+    # Nothing of one operator helps the next, and thousands of programs fill the memory.
+    execute.clear_plans()
+    return outcome
+
+
+class _Run:
+    def __init__(self, entry: Entry, most: int) -> None:
+        self.info = info_of(entry)
+        self.dtype: torch.dtype = getattr(torch, entry.dtype)
+        self.most = most
+        self.undefined = entry.op in tolerances.VALUES_UNDEFINED
+        self.up_to_sign = entry.op in tolerances.UP_TO_SIGN
+        wider = tolerances.TOLERANCES.get(entry.op)
+        if wider is not None and wider.dtypes and entry.dtype not in wider.dtypes:
+            wider = None
+        self.rtol, self.atol = (wider.rtol, wider.atol) if wider is not None else (None, None)
+        self.differentiable = self.info.supports_autograd and self.dtype in self.info.supported_backward_dtypes("cpu")
+
+    def outcome(self, checks: frozenset[str]) -> Outcome:
+        result = Outcome()
+        before = _fallbacks()
+        for sample in self._samples():
+            result.samples += 1
+            for check, function in self._checks_of(sample):
+                if check in checks and len(result.failures) < MOST_FAILURES:
+                    _record(result.failures, check, sample, function)
+        result.fallbacks = {k: n - before.get(k, 0) for k, n in _fallbacks().items() if n != before.get(k, 0)}
+        if "errors" in checks:
+            for error_input in self._error_inputs():
+                sample = error_input.sample_input
+                _record(result.failures, "errors", sample, lambda s=sample: self._same_error(s))
+        return result
+
+    def _samples(self) -> list[Any]:
+        found = list(self.info.sample_inputs("cpu", self.dtype, requires_grad=self.differentiable))
+        if not self.most or len(found) <= self.most:
+            return found
+        return [found[i * len(found) // self.most] for i in range(self.most)]
+
+    def _error_inputs(self) -> Iterator[Any]:
+        if self.info.error_inputs_func is None or self.dtype not in (torch.float32, torch.int64):
+            return
+        for error_input in self.info.error_inputs("cpu"):
+            sample = error_input.sample_input
+            leaves = tree_leaves((sample.input, sample.args, sample.kwargs))
+            if all(t.device.type == "cpu" for t in leaves if isinstance(t, torch.Tensor)):
+                yield error_input
+
+    def _checks_of(self, sample: Any) -> Iterator[tuple[str, Callable[[], None]]]:
+        yield "forward", lambda: self._forward(sample)
+        if self.differentiable:
+            yield "gradient", lambda: self._gradient(sample)
+        yield "strided", lambda: self._forward(sample.noncontiguous())
+        if self.info.get_inplace() is not None:
+            yield "inplace", lambda: self._inplace(sample)
+        if self.info.supports_out:
+            yield "out", lambda: self._out(sample)
+
+    # --- the checks ----------------------------------------------------------------------------------------------
+
+    def _forward(self, sample: Any) -> None:
+        self._same(self.info.op, sample, _copies(sample, detach=True))
+
+    def _inplace(self, sample: Any) -> None:
+        self._same(self.info.get_inplace(), sample, _copies(sample, detach=True))
+
+    def _gradient(self, sample: Any) -> None:
+        host, device = _copies(sample)
+        try:
+            want = sample.output_process_fn_grad(self._call(self.info.op, host))
+        except Exception:
+            # Said by the forward check already.
+            return
+        got = sample.output_process_fn_grad(self._call(self.info.op, device))
+        if not self.undefined:
+            check_gradients(got, want, device, host, self.rtol, self.atol)
+
+    def _out(self, sample: Any) -> None:
+        """`out=` of the right kind, with other strides, and of a dtype that may not fit."""
+        (input_, args, kwargs), _ = _copies(sample, detach=True)
+        try:
+            result = self._call(self.info.op, (input_, args, kwargs))
+        except Exception:
+            return
+        if not all(isinstance(t, torch.Tensor) for t in tree_leaves(result)):
+            return
+
+        def reversed_strides(t: torch.Tensor) -> torch.Tensor:
+            order = tuple(reversed(range(t.dim())))
+            return torch.zeros([t.shape[i] for i in order], dtype=t.dtype).permute(order)
+
+        for make in (
+            torch.zeros_like,
+            reversed_strides,
+            lambda t: torch.zeros(t.shape, dtype=torch.int64),
+        ):
+            outs = tree_map(make, result)
+            host, device = _copies(sample, detach=True)
+            host[2]["out"], device[2]["out"] = to_device(outs, "cpu"), to_device(outs)
+            self._same(self.info.op, sample, (host, device))
+
+    def _same_error(self, sample: Any) -> None:
+        host, device = _copies(sample)
+        want = _raised(lambda: self._call(self.info.op, host))
+        if want is None:
+            return
+        _same_exception(_raised(lambda: self._call(self.info.op, device)), want)
+
+    # --- what they share -----------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _call(function: Callable[..., Any], inputs: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> Any:
+        torch.manual_seed(0)
+        return function(inputs[0], *inputs[1], **inputs[2])
+
+    def _same(self, function: Callable[..., Any], sample: Any, inputs: tuple[Any, Any]) -> None:
+        host, device = inputs
+        got: list[Any] = []
+        want: list[Any] = []
+        want_error = _raised(lambda: want.append(self._call(function, host)))
+        if want_error is not None:
+            _same_exception(_raised(lambda: self._call(function, device)), want_error)
+            return
+        got.append(self._call(function, device))
+        for leaf in tree_leaves(got):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type != "tpu":
+                raise Mismatch("device", f"a result is on {leaf.device}")
+        if self.undefined or self.up_to_sign:
+            assert_same(tree_map(_blank, got), tree_map(_blank, want))
+        if self.up_to_sign:
+            got, want = ([sample.output_process_fn_grad(r) for r in results] for results in (got, want))
+        if not self.undefined:
+            assert_same(got, want, strides=not self.up_to_sign, rtol=self.rtol, atol=self.atol)
+            assert_same(_tensors(device), _tensors(host), rtol=self.rtol, atol=self.atol)
+
+
+def _record(failures: list[Failure], check: str, sample: Any, function: Callable[[], None]) -> None:
+    try:
+        function()
+    except (Mismatch, Difference) as difference:
+        kind, message = difference.kind, str(difference)
+    except Exception as error:
+        kind, message = f"raises {type(error).__name__}", str(error)
+    else:
+        return
+    failures.append(Failure(check, kind, sample.summary()[:400], message[:600]))
+
+
+def _copies(sample: Any, detach: bool = False) -> tuple[Any, Any]:
+    """The sample's (input, args, kwargs) twice: on the CPU and on the device."""
+    nest = (sample.input, sample.args, dict(sample.kwargs))
+    if detach:
+        nest = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, nest)
+    device = tree_map(lambda leaf: "tpu" if isinstance(leaf, str) and leaf == "cpu" else leaf, nest)
+    return to_device(nest, "cpu"), to_device(device)
+
+
+def _blank(leaf: Any) -> Any:
+    """A stand-in with the same dtype, shape and strides, whatever the values."""
+    return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype).zero_() if _is_tensor(leaf) else None
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor)
+
+
+def _tensors(nest: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(nest) if _is_tensor(leaf)]
+
+
+def _raised(function: Callable[[], Any]) -> Exception | None:
+    try:
+        function()
+    except Exception as error:
+        return error
+    return None
+
+
+def _same_exception(got: Exception | None, want: Exception) -> None:
+    if got is None:
+        raise Difference(f"accepts what raises {type(want).__name__}", f"the CPU raises: {want}")
+    if not isinstance(got, type(want)):
+        raise Difference(
+            f"raises {type(got).__name__} instead of {type(want).__name__}", f"{got}\nthe CPU raises: {want}"
+        )
+
+
+def _fallbacks() -> dict[str, int]:
+    prefix = "fallback::"
+    return {k.removeprefix(prefix): int(v) for k, v in metrics.counters().items() if k.startswith(prefix)}

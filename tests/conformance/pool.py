@@ -1,0 +1,126 @@
+"""Worker processes that check entries. One that crashes or hangs costs its entry, not the run."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Iterable, Iterator
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from tests.conformance.database import Entry
+
+# XLA keeps what it allocated; a fresh process starts small again.
+ENTRIES_PER_WORKER = 300
+SECONDS_PER_ENTRY = 300.0
+START_SECONDS = 120.0
+
+
+def _work(connection: Connection, log: Path, samples: int, checks: tuple[str, ...]) -> None:
+    """A worker's life: entries in, outcomes out, until None. What libraries print goes to the log."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.environ["TORCH_TPU_FALLBACK"] = "allow"
+
+    import torch
+
+    from tests.conformance import check
+
+    torch.set_num_threads(1)
+    connection.send(None)
+    while (entry := connection.recv()) is not None:
+        try:
+            outcome = check.run(entry, samples=samples, checks=checks)
+        except Exception as error:
+            failure = check.Failure("samples", f"raises {type(error).__name__}", "", str(error)[:600])
+            outcome = check.Outcome(failures=[failure])
+        connection.send(outcome.as_dict())
+
+
+class _Worker:
+    def __init__(self, log: Path, samples: int, checks: tuple[str, ...]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_work, args=(theirs, log, samples, checks), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.entry: Entry | None = None
+        self.ready = False
+        self.done = 0
+        self.began = time.monotonic()
+
+    def overdue(self) -> bool:
+        limit = SECONDS_PER_ENTRY if self.ready else START_SECONDS
+        return (self.entry is not None or not self.ready) and time.monotonic() - self.began > limit
+
+    def give(self, entry: Entry) -> None:
+        self.entry, self.began = entry, time.monotonic()
+        self.connection.send(entry)
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+
+def run(
+    entries: Iterable[Entry], *, workers: int, log: Path, samples: int, checks: tuple[str, ...]
+) -> Iterator[tuple[Entry, dict[str, Any]]]:
+    """Each entry with what its check found, as they finish."""
+    waiting = list(reversed(list(entries)))
+    pool = [_Worker(log, samples, checks) for _ in range(min(workers, len(waiting)))]
+    try:
+        while pool:
+            for connection in wait([w.connection for w in pool], timeout=5.0):
+                worker = next(w for w in pool if w.connection is connection)
+                try:
+                    outcome = worker.connection.recv()
+                except (EOFError, OSError):
+                    yield from _lost(pool, worker, f"the process ended with code {_exit_code(worker)}")
+                    _replace(pool, worker, bool(waiting), log, samples, checks)
+                    continue
+                if not worker.ready:
+                    worker.ready = True
+                elif worker.entry is not None:
+                    worker.done += 1
+                    yield worker.entry, {**outcome, "seconds": round(time.monotonic() - worker.began, 2)}
+                    worker.entry = None
+                if not waiting or worker.done >= ENTRIES_PER_WORKER:
+                    _replace(pool, worker, bool(waiting), log, samples, checks)
+                else:
+                    worker.give(waiting.pop())
+            for worker in [w for w in pool if w.overdue()]:
+                yield from _lost(pool, worker, f"no answer in {SECONDS_PER_ENTRY:.0f} s")
+                _replace(pool, worker, bool(waiting), log, samples, checks)
+    finally:
+        for worker in pool:
+            worker.stop()
+
+
+def _exit_code(worker: _Worker) -> int | None:
+    worker.process.join(5.0)
+    return worker.process.exitcode
+
+
+def _lost(pool: list[_Worker], worker: _Worker, why: str) -> Iterator[tuple[Entry, dict[str, Any]]]:
+    """The failed entry of a worker that is no more.
+
+    Raises:
+        RuntimeError: where it never started, which the next one would not either.
+    """
+    if worker.entry is None:
+        raise RuntimeError(f"a worker could not start: {why}")
+    failure = {"check": "process", "kind": "crash", "sample": "", "message": why}
+    yield worker.entry, {"samples": 0, "failures": [failure], "fallbacks": {}, "seconds": 0.0}
+
+
+def _replace(
+    pool: list[_Worker], worker: _Worker, more: bool, log: Path, samples: int, checks: tuple[str, ...]
+) -> None:
+    worker.stop()
+    pool.remove(worker)
+    if more:
+        pool.append(_Worker(log, samples, checks))
