@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torch_tpu.eager.errors import device_mismatch
+from torch_tpu.tensor.errors import device_mismatch
 from torch_tpu.eager.kernels import kernel, program
 from torch_tpu.eager.memory import check_device
 from torch_tpu.hlo.strided import is_dense

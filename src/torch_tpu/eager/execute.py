@@ -16,7 +16,7 @@ import torch
 
 from torch_tpu import metrics
 from torch_tpu.eager import hooks, mode
-from torch_tpu.eager.errors import device_mismatch, translate
+from torch_tpu.tensor.errors import device_mismatch, translate
 from torch_tpu.eager.plan import Alias, Call, Fresh, Input, Plan, Slot, make_plan
 from torch_tpu.hlo import strided, types
 from torch_tpu.ops.derived import IsData

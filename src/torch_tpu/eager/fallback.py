@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 
 from torch_tpu import metrics
 from torch_tpu.eager import copy
-from torch_tpu.eager.errors import user_line
+from torch_tpu.tensor.errors import user_line
 from torch_tpu.ops.schema import signature
 from torch_tpu.tensor.transfer import from_host, to_host
 
@@ -38,8 +38,8 @@ def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], 
     policy = _policy()
     if policy == "error":
         raise NotImplementedError(
-            f"{name} can't run on the tpu device (at {user_line()}): {reason}. TORCH_TPU_FALLBACK=error forbids running "
-            "it on the CPU."
+            f"{name} can't run on the tpu device (at {user_line()}): {reason}. "
+            "TORCH_TPU_FALLBACK=error forbids running it on the CPU."
         )
     metrics.count(f"fallback::{name}")
     if policy == "warn" and name not in _warned:
@@ -83,10 +83,11 @@ def as_cpu_raises(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any
 def _stand_in(value: Any, stand_ins: dict[int, torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         if id(value) not in stand_ins:
-            zero = torch.zeros((), dtype=value.dtype)
-            # One element seen through the tensor's own strides would hide in-place errors; a copy costs too much.
+            # A large tensor is one element seen many times, which costs nothing.
             stand_ins[id(value)] = (
-                torch.zeros(value.shape, dtype=value.dtype) if value.numel() < 2**20 else zero.expand(value.shape)
+                torch.zeros(value.shape, dtype=value.dtype)
+                if value.numel() < 2**20
+                else torch.zeros((), dtype=value.dtype).expand(value.shape)
             )
         return stand_ins[id(value)]
     if isinstance(value, torch.device):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torch_tpu.eager.errors import device_mismatch
+from torch_tpu.tensor.errors import device_mismatch
 from torch_tpu.eager.kernels import kernel, program
 
 aten = torch.ops.aten

@@ -53,7 +53,7 @@ class Operator:
             plan = execute.find_plan(sig.finish(), lambda: self._call(sig, args, kwargs))
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise as_cpu_raises(self.func, args, kwargs, error) from None
-        if type(plan) is execute.Unsupported:
+        if isinstance(plan, execute.Unsupported):
             return run_on_cpu(self.func, args, kwargs, plan.reason)
         return execute.submit(plan, sig, generator)
 

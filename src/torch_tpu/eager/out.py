@@ -9,7 +9,7 @@ import torch
 from torch._ops import OpOverload
 
 from torch_tpu.eager import copy
-from torch_tpu.eager.errors import device_mismatch
+from torch_tpu.tensor.errors import device_mismatch
 from torch_tpu.ops.schema import bind, signature, unbind
 
 

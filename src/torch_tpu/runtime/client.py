@@ -147,10 +147,24 @@ def _make_client(chosen: platform.Platform) -> Any:
     if not xla.pjrt_plugin_loaded(chosen.name):
         if chosen.name == "tpu":
             os.environ.setdefault("TPU_ML_PLATFORM", "PyTorch")
+            if not chosen.chips:
+                # libtpu would ask Google's metadata server for minutes before saying that there is no TPU.
+                os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
         xla.load_pjrt_plugin(chosen.name, str(chosen.plugin_path), None)
     if not xla.pjrt_plugin_initialized(chosen.name):
         xla.initialize_pjrt_plugin(chosen.name)
     return xla.get_c_api_client(chosen.name, {}, None)
+
+
+def _start(chosen: platform.Platform) -> Client:
+    try:
+        return Client(chosen)
+    except client_errors() as error:
+        raise RuntimeError(
+            f"the tpu device could not be started: the PJRT platform {chosen.name!r} ({chosen.reason}) said: "
+            f"{str(error).splitlines()[0].rstrip(".")}. `torch-tpu doctor` shows what was found; TORCH_TPU_PLATFORM=cpu runs on "
+            "XLA:CPU instead."
+        ) from error
 
 
 _client: Client | None = None
@@ -163,7 +177,7 @@ def client() -> Client:
     if _client is None:
         with _lock:
             if _client is None:
-                _client = Client(platform.choose(os.environ))
+                _client = _start(platform.choose(os.environ))
     return _client
 
 

@@ -12,7 +12,8 @@ import torch
 from torch_tpu import metrics
 from torch_tpu.hlo import types
 from torch_tpu.hlo.strided import contiguous_strides, is_dense
-from torch_tpu.runtime.client import client
+from torch_tpu.runtime.client import client, client_errors
+from torch_tpu.tensor.errors import translate
 from torch_tpu.tensor.storage import Geometry, Value, geometry, new_tensor, value_of
 
 # numpy has no dtype for these; their bits travel as an integer of the same width.
@@ -54,7 +55,11 @@ def value_from_host(tensor: torch.Tensor) -> Value:
         strides = tensor.stride()
     array = to_numpy(tensor)
     metrics.count("host_to_device_bytes", array.nbytes)
-    return Value(client().put(array), geometry(tensor.shape, strides, tensor.dtype))
+    try:
+        buffer = client().put(array)
+    except client_errors() as error:
+        raise translate(error) from error
+    return Value(buffer, geometry(tensor.shape, strides, tensor.dtype))
 
 
 def from_host(tensor: torch.Tensor) -> torch.Tensor:

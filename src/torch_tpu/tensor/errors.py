@@ -40,7 +40,7 @@ def translate(error: Exception) -> Exception:
         memory.counter.out_of_memory += 1
         held = memory.allocated() / 2**20
         return torch.OutOfMemoryError(
-            f"TPU out of memory at {user_line()}. {held:,.1f} MiB are allocated (peak {memory.peak() / 2**20:,.1f} MiB); "
+            f"TPU out of memory at {user_line()}. {held:,.1f} MiB are allocated (peak {memory.peak() / 2**20:,.1f}); "
             f"the largest: {'; '.join(client().largest_live(5)) or 'none'}. torch.tpu.memory_stats() has the counts. "
             f"XLA said: {text.splitlines()[0][:300]}"
         )
