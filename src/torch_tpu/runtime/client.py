@@ -160,10 +160,10 @@ def _start(chosen: platform.Platform) -> Client:
     try:
         return Client(chosen)
     except client_errors() as error:
+        said = str(error).splitlines()[0].rstrip(".")
         raise RuntimeError(
-            f"the tpu device could not be started: the PJRT platform {chosen.name!r} ({chosen.reason}) said: "
-            f"{str(error).splitlines()[0].rstrip(".")}. `torch-tpu doctor` shows what was found; TORCH_TPU_PLATFORM=cpu runs on "
-            "XLA:CPU instead."
+            f"the tpu device could not be started: the PJRT platform {chosen.name!r} ({chosen.reason}) said: {said}. "
+            "`torch-tpu doctor` shows what was found; TORCH_TPU_PLATFORM=cpu runs on XLA:CPU instead."
         ) from error
 
 
