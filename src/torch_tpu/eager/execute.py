@@ -16,11 +16,11 @@ import torch
 
 from torch_tpu import metrics
 from torch_tpu.eager import hooks, mode
-from torch_tpu.tensor.errors import device_mismatch, translate
 from torch_tpu.eager.plan import Alias, Call, Fresh, Input, Plan, Slot, make_plan
 from torch_tpu.hlo import strided, types
 from torch_tpu.ops.derived import IsData
 from torch_tpu.runtime.client import Buffer, client, client_errors
+from torch_tpu.tensor.errors import device_mismatch, translate
 from torch_tpu.tensor.storage import Geometry, Value, new_storage, value_of, view
 from torch_tpu.tensor.transfer import to_numpy
 
@@ -254,7 +254,7 @@ def submit(plan: Plan, sig: Signature, generator: Any = None) -> Any:
     _counters["execute"] += 1
     if plan.checks:
         for slot, message, kind, value in plan.checks:
-            if not client().get(results[slot]):
+            if not client().get_bool(results[slot]):
                 raise kind(message if value is None else message.format(client().get(results[value])))
     for i, slot, g in plan.writes:
         sig.storages[i].value = Value(results[slot], g)

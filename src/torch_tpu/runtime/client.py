@@ -5,6 +5,8 @@ One client, made when first needed. A buffer is jaxlib's array object; nothing o
 
 from __future__ import annotations
 
+import ctypes
+import math
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -26,12 +28,13 @@ CPU_OPTIONS: dict[str, str | bool | int | float] = {"xla_cpu_enable_fast_math": 
 class _Aval:
     """What jaxlib wants to know of an array: shape and numpy dtype."""
 
-    __slots__ = ("dtype", "shape", "sharding")
+    __slots__ = ("dtype", "shape", "sharding", "size")
     weak_type = False
 
     def __init__(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
         self.shape = shape
         self.dtype = np.dtype(dtype)
+        self.size = math.prod(shape)
         self.sharding: Any = None
 
 
@@ -40,6 +43,23 @@ class _OneDevice(compat.xla.SingleDeviceSharding):  # type: ignore[misc]
 
     def _to_xla_hlo_sharding(self, ndim: int) -> Any:
         return compat.REPLICATED
+
+
+class _HostMemory:
+    """A buffer of XLA:CPU as numpy's array interface; an array made of it keeps the buffer alive.
+
+    jaxlib's own conversion tries to import `jax` for every new array, which costs 100 µs where it is not installed.
+    """
+
+    __slots__ = ("__array_interface__", "_buffer")
+
+    def __init__(self, buffer: Buffer) -> None:
+        buffer.block_until_ready()
+        self._buffer = buffer
+        aval = buffer.aval
+        kind = aval.dtype.str if aval.dtype.isbuiltin == 1 else f"|V{aval.dtype.itemsize}"
+        address = buffer.unsafe_buffer_pointer() if aval.size else 0
+        self.__array_interface__ = {"version": 3, "shape": aval.shape, "typestr": kind, "data": (address, True)}
 
 
 class Executable:
@@ -96,8 +116,17 @@ class Client:
 
     def get(self, buffer: Buffer) -> npt.NDArray[Any]:
         """The contents of `buffer`, after waiting for it. Read-only, and on XLA:CPU the buffer's own memory."""
+        if self.is_host_memory:
+            return np.asarray(_HostMemory(buffer)).view(buffer.aval.dtype)
         array: npt.NDArray[Any] = buffer._single_device_array_to_np_array_did_copy()[0]
         return array
+
+    def get_bool(self, buffer: Buffer) -> bool:
+        """The value of a 0-d bool buffer, after waiting for it."""
+        if self.is_host_memory:
+            buffer.block_until_ready()
+            return ctypes.c_bool.from_address(buffer.unsafe_buffer_pointer()).value
+        return bool(self.get(buffer))
 
     def compile(
         self,
