@@ -50,7 +50,8 @@ def _first_call(func: Any, *args: Any, **kwargs: Any) -> Any:
     """The boxed fallback: registers everything, then calls the operator again."""
     from torch_tpu.eager import register
 
-    if not register.install():
+    register.install()
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "PrivateUse1"):
         raise NotImplementedError(
             f"{func} is not implemented for the tpu device, and has no CPU kernel to fall back to. "
             "Move its inputs to the CPU with .cpu()."

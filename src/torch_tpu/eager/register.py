@@ -28,6 +28,7 @@ HANDWRITTEN_MODULES = (
     "torch_tpu.eager.copy",
     "torch_tpu.eager.creation",
     "torch_tpu.eager.ctc",
+    "torch_tpu.eager.numbers",
     "torch_tpu.eager.random",
     "torch_tpu.eager.indexing",
     "torch_tpu.eager.dynamic",
@@ -41,19 +42,18 @@ _installing = False
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 
 
-def install() -> bool:
-    """Registers everything once; returns whether this call did it."""
+def install() -> None:
+    """Registers everything once; a second thread waits until the first is through."""
     global _done, _installing
     with _lock:
         if _done or _installing:
-            return False
+            return
         _installing = True
         try:
             _register_all()
             _done = True
         finally:
             _installing = False
-    return True
 
 
 def _register_all() -> None:
