@@ -182,7 +182,7 @@ def run(console: Console, quick: bool, output: Path) -> bool:
     difference = max(abs(a - b) for a, b in zip(on_device[:COMPARED], on_cpu[:COMPARED], strict=True))
     held = difference <= TOLERANCE and on_device[-1] < on_device[0]
     verdict = "[green]agree[/green]" if held else "[red]differ[/red]"
-    console.print(f"loss curves in {picture}; first {COMPARED} steps differ by at most {difference:.1e}: they {verdict}")
+    console.print(f"loss curves in {picture}; the first {COMPARED} differ by at most {difference:.1e}: they {verdict}")
     began = time.perf_counter()
     written = sample(model, size, text, "The ")
     console.print(f"a sample, {(time.perf_counter() - began) / size.sample * 1e3:.0f} ms per symbol:")

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from torch_tpu.tensor.errors import device_mismatch
 from torch_tpu.eager.kernels import kernel, program
 from torch_tpu.eager.memory import check_device
 from torch_tpu.hlo.strided import is_dense
 from torch_tpu.runtime.client import client
+from torch_tpu.tensor.errors import device_mismatch
 from torch_tpu.tensor.storage import Value, geometry, new_tensor, value_of
 from torch_tpu.tensor.transfer import from_host, host_view, to_numpy
 
@@ -37,6 +37,7 @@ def write_from_host(dst: torch.Tensor, host: torch.Tensor) -> None:
     """Writes a host tensor (broadcast and converted) into a device tensor."""
     host = host.detach().to(dst.dtype)
     if host.shape != dst.shape:
+        torch.empty(dst.shape, device="meta").copy_(host.to("meta"))  # raises what the CPU does
         host = host.expand(dst.shape)
     if owns_storage(dst):
         array = to_numpy(host.contiguous())
@@ -48,7 +49,9 @@ def write_from_host(dst: torch.Tensor, host: torch.Tensor) -> None:
 
 
 @kernel("copy_")
-def copy_(dst: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+def copy_(dst: torch.Tensor, src: torch.Tensor | complex, non_blocking: bool = False) -> torch.Tensor:
+    if not isinstance(src, torch.Tensor):
+        src = torch.tensor(src)
     if dst.is_conj():
         copy_(dst.conj(), src.conj())
         return dst

@@ -69,7 +69,8 @@ _Unique = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 def _unique_elements(x: torch.Tensor, sort: bool, inverse: bool, counts: bool) -> _Unique:
     if not x.numel():
-        return torch.empty(0, dtype=x.dtype, device=x.device), _indices(x, x.shape if inverse else 0), _indices(x, 0)
+        nothing = torch.empty(0, dtype=x.dtype, device=x.device)
+        return nothing, _indices(x, x.shape if inverse else (0,)), _indices(x, (0,))
     values, run, length, number = program(tpu.unique_padded.default)(x, sort, inverse, counts)
     size = _read(number)
     return _front(values, size), run, _front(length, size) if counts else length
@@ -87,7 +88,7 @@ def _unique_slices(x: torch.Tensor, dim: int, sort: bool) -> _Unique:
     if not x.numel():
         if x.shape[dim] or x.shape.count(0) > 1:
             raise RuntimeError("There are 0 sized dimensions, and they aren't selected, so unique cannot be applied")
-        return torch.empty(x.shape, dtype=x.dtype, device=x.device), _indices(x, 0), _indices(x, 0)
+        return torch.empty(x.shape, dtype=x.dtype, device=x.device), _indices(x, (0,)), _indices(x, (0,))
     values, run, length, number = program(tpu.unique_slices_padded.default)(x, dim, sort)
     (size,) = _read(number)
     return _front(values, (size, *values.shape[1:])).movedim(0, dim), run, _front(length, (size,))

@@ -14,8 +14,8 @@ from torch._ops import OpOverload
 
 from torch_tpu import metrics
 from torch_tpu.eager import copy
-from torch_tpu.tensor.errors import user_line
 from torch_tpu.ops.schema import signature
+from torch_tpu.tensor.errors import user_line
 from torch_tpu.tensor.transfer import from_host, to_host
 
 _warned: set[str] = set()
@@ -131,6 +131,9 @@ def _to_device(result: Any, originals: dict[int, torch.Tensor]) -> Any:
         original = originals.get(id(result))
         if original is not None:
             return original
+        if result.layout is not torch.strided or result.is_quantized:
+            kind = result.dtype if result.is_quantized else result.layout
+            raise NotImplementedError(f"the tpu device has no {kind} tensors; move the input to the CPU with .cpu() first")
         return from_host(result)
     if isinstance(result, (list, tuple)):
         return type(result)([_to_device(r, originals) for r in result])

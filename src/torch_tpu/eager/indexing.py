@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from torch_tpu.tensor.errors import device_mismatch
 from torch_tpu.eager.kernels import kernel, program
+from torch_tpu.tensor.errors import device_mismatch
 
 aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)

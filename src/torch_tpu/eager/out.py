@@ -9,8 +9,8 @@ import torch
 from torch._ops import OpOverload
 
 from torch_tpu.eager import copy
-from torch_tpu.tensor.errors import device_mismatch
 from torch_tpu.ops.schema import bind, signature, unbind
+from torch_tpu.tensor.errors import device_mismatch
 
 
 class OutKernel:
@@ -33,6 +33,10 @@ class OutKernel:
         for out in _tensors(outs):
             if out.device.type != "tpu":
                 raise device_mismatch(out)
+        for value in _tensors(given.values()):
+            # A host tensor of one number may be an operand.
+            if isinstance(value, torch.Tensor) and value.device.type != "tpu" and value.dim():
+                raise device_mismatch(value)
         if self.takes_dtype:
             given["dtype"] = outs[0].dtype
             given["device"] = outs[0].device

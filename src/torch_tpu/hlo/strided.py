@@ -151,6 +151,16 @@ class Broadcast:
     def write(self, x: Array, new: Array, starts: Starts) -> Array:
         raise OverlappingWrite
 
+    def write_uniform(self, x: Array, new: Array) -> Array:
+        """What `x` becomes when all elements of `new` are equal."""
+        return hlo.reshape(hlo.slice_(new, [0] * new.ndim, self._once(x)), x.shape)
+
+    def _once(self, x: Array) -> list[int]:
+        sizes = [1] * len(self.shape)
+        for d, size in zip(self.dimensions, x.shape, strict=True):
+            sizes[d] = size
+        return sizes
+
 
 @dataclass(frozen=True)
 class Empty:
@@ -379,11 +389,17 @@ def read(base: Array, steps: Sequence[Step], starts: Starts) -> Array:
     return base
 
 
-def write(base: Array, steps: Sequence[Step], starts: Starts, new: Array) -> Array:
-    """The base with the view's elements replaced by `new`; raises OverlappingWrite where that has no meaning."""
+def write(base: Array, steps: Sequence[Step], starts: Starts, new: Array, *, uniform: bool = False) -> Array:
+    """The base with the view's elements replaced by `new`; raises OverlappingWrite where that has no meaning.
+
+    Where all elements of `new` are equal (`uniform`), it has one for an expanded view too.
+    """
     operands = [base]
     for step in steps[:-1]:
         operands.append(step.read(operands[-1], starts))
     for step, operand in zip(reversed(steps), reversed(operands), strict=False):
-        new = step.write(operand, new, starts)
+        if uniform and isinstance(step, Broadcast):
+            new = step.write_uniform(operand, new)
+        else:
+            new = step.write(operand, new, starts)
     return new

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -398,23 +398,28 @@ def custom_call(
     target: str,
     operands: Sequence[Array],
     results: Sequence[tuple[Sequence[int], torch.dtype]],
-    attributes: dict[str, ir.Attribute] | None = None,
+    attributes: Mapping[str, bool | str] | None = None,
     *,
     operand_layouts: Sequence[Sequence[int]] | None = None,
     result_layouts: Sequence[Sequence[int]] | None = None,
 ) -> list[Array]:
-    """A call of a typed-FFI function registered with XLA; layouts are minor-to-major dimension lists."""
+    """A call of a typed-FFI function registered with XLA; layouts are minor-to-major dimension lists.
+
+    Args:
+        attributes: flags, and single letters, which the function gets as unsigned bytes.
+    """
+
+    def attribute(value: bool | str) -> ir.Attribute:
+        if isinstance(value, bool):
+            return ir.BoolAttr.get(value)
+        return ir.IntegerAttr.get(ir.IntegerType.get_unsigned(8), ord(value))
 
     def layouts(lists: Sequence[Sequence[int]] | None) -> ir.ArrayAttr | None:
         if lists is None:
             return None
-
         index = ir.IndexType.get()
         return ir.ArrayAttr.get(
-            [
-                ir.DenseIntElementsAttr.get(_int64(order), type=index, shape=[len(order)])
-                for order in lists
-            ]
+            [ir.DenseIntElementsAttr.get(_int64(order), type=index, shape=[len(order)]) for order in lists]
         )
 
     operation = stablehlo.CustomCallOp(
@@ -422,7 +427,7 @@ def custom_call(
         [a.value for a in operands],
         target,
         has_side_effect=False,
-        backend_config=ir.DictAttr.get(attributes or {}),
+        backend_config=ir.DictAttr.get({name: attribute(value) for name, value in (attributes or {}).items()}),
         api_version=ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 4),
         operand_layouts=layouts(operand_layouts),
         result_layouts=layouts(result_layouts),

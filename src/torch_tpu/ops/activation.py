@@ -140,14 +140,21 @@ def rrelu_with_noise_functional(
 
 @elementwise("rrelu_with_noise_backward")
 def rrelu_with_noise_backward(
-    grad: Array, x: Array, noise: Array, low: Value, high: Value, training: bool, self_is_result: bool
+    grad: Array,
+    x: Array,
+    noise: Array,
+    low: Array | float,
+    high: Array | float,
+    training: bool,
+    self_is_result: bool,
 ) -> Array:
     fixed = hlo.select(x > 0, grad, grad * ((low + high) / 2))
     if not training:
         return fixed
-    if isinstance(low, Array) or isinstance(high, Array):
-        return hlo.select((high - low) > 1e-6, grad * noise, fixed)  # type: ignore[arg-type]
-    return grad * noise if high - low > 1e-6 else fixed  # type: ignore[operator]
+    width = high - low
+    if isinstance(width, Array):
+        return hlo.select(width > 1e-6, grad * noise, fixed)
+    return grad * noise if width > 1e-6 else fixed
 
 
 # --- exponential -------------------------------------------------------------------------------------------------

@@ -82,8 +82,8 @@ def _set_rows(x: Array, rows: Array, start: Array) -> Array:
     return hlo.dynamic_update_slice(x, rows, [*[zero] * (x.ndim - 2), start, zero])
 
 
-def _padded_rows(x: Array | None, count: int) -> Array | None:
-    if x is None or x.shape[-2] == 1 != count:
+def _padded_rows(x: Array, count: int) -> Array:
+    if x.shape[-2] == 1 != count:
         return x
     return hlo.pad(x, 0, [0] * x.ndim, [*[0] * (x.ndim - 2), count - x.shape[-2], 0])
 
@@ -121,12 +121,14 @@ def fused_attention(
         result, logsumexp = attend(q, bias, 0)
     else:
         steps = -(-rows // block)
-        q, bias = _padded_rows(q, steps * block), _padded_rows(bias, steps * block)
+        q = _padded_rows(q, steps * block)
+        padded_bias = None if bias is None else _padded_rows(bias, steps * block)
         shape, wide = (*q.shape[:-2], steps * block), compute_dtype(q.dtype)
 
         def step(i: Array, result: Array, logsumexp: Array) -> list[Array]:
             start = i * block
-            new = attend(_rows(q, start, block), None if bias is None else _rows(bias, start, block), start)
+            bias_rows = None if padded_bias is None else _rows(padded_bias, start, block)
+            new = attend(_rows(q, start, block), bias_rows, start)
             return [_set_rows(result, new[0], start), _set_rows(logsumexp, new[1], start)]
 
         initial = [hlo.zeros((*shape, v.shape[-1]), wide), hlo.zeros((*shape, 1), wide)]
@@ -183,7 +185,7 @@ def fused_attention_backward(
     else:
         steps = -(-rows // block)
         q, grad = _padded_rows(q, steps * block), _padded_rows(grad, steps * block)
-        padded_bias = _padded_rows(bias, steps * block)
+        padded_bias = None if bias is None else _padded_rows(bias, steps * block)
 
         def step(i: Array, grad_k: Array, grad_v: Array, *by_row: Array) -> list[Array]:
             start = i * block

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import overload
 
 import torch
 
@@ -23,6 +24,10 @@ from torch_tpu.ops.registry import Spec, decompose, lower
 Optional = Array | None
 
 
+@overload
+def _by_channel(parameter: Array, x: Array) -> Array: ...
+@overload
+def _by_channel(parameter: None, x: Array) -> None: ...
 def _by_channel(parameter: Optional, x: Array) -> Optional:
     """A value per channel, aligned with dimension 1 of `x`."""
     return None if parameter is None else hlo.reshape(parameter, (1, x.shape[1], *[1] * (x.ndim - 2)))
@@ -41,26 +46,26 @@ def batch_norm(
     training: bool,
     momentum: Array | float,
     eps: Array | float,
-) -> list[Optional]:
+) -> tuple[Array, Array, Array, Optional, Optional]:
     """Result, mean, inverse deviation (of the batch in training, else of the running statistics), new statistics."""
     x, weight, bias, old_mean, old_var = widen(x, weight, bias, running_mean, running_var)
+    new_mean, new_var = None, None
     if training:
         mean, variance = moments(x, _all_but_channels(x))
         flat_mean, flat_var = (hlo.reshape(a, (x.shape[1],)) for a in (mean, variance))
         count = x.size // x.shape[1] if x.shape[1] else 0
         unbiased = flat_var * count / hlo.constant(count - 1, x.dtype)
-        old_mean, old_var = (
+        new_mean, new_var = (
             None if old is None else _blend(old, new, momentum)
             for old, new in ((old_mean, flat_mean), (old_var, unbiased))
         )
     else:
         assert old_mean is not None
         assert old_var is not None
-        mean, variance = _by_channel(old_mean, x), _by_channel(old_var, x)
-        flat_mean, flat_var, old_mean, old_var = old_mean, old_var, None, None
+        flat_mean, mean, variance = old_mean, _by_channel(old_mean, x), _by_channel(old_var, x)
     rstd = inverse_deviation(variance, eps)
     result = affine((x - mean) * rstd, _by_channel(weight, x), _by_channel(bias, x))
-    return [result, flat_mean, hlo.reshape(rstd, (x.shape[1],)), old_mean, old_var]
+    return result, flat_mean, hlo.reshape(rstd, (x.shape[1],)), new_mean, new_var
 
 
 def _blend(old: Array, new: Array, momentum: Array | float) -> Array:
@@ -93,7 +98,7 @@ def native_batch_norm(
 @lower("_native_batch_norm_legit.no_stats")
 def native_batch_norm_no_stats(
     x: Array, weight: Optional, bias: Optional, training: bool, momentum: Array | float, eps: Array | float
-) -> list[Optional]:
+) -> tuple[Array, Array, Array]:
     return batch_norm(x, weight, bias, None, None, training, momentum, eps)[:3]
 
 
@@ -179,10 +184,12 @@ def native_batch_norm_backward(
         x, grad, weight, running_mean, running_var, save_mean, save_invstd
     )
     if not train:
+        assert running_var is not None
         mean, rstd = running_mean, inverse_deviation(running_var, eps)
-    mean, rstd = _by_channel(mean, x), _by_channel(rstd, x)
-    dims = _all_but_channels(x)
-    x_hat = (x - mean) * rstd
+    assert mean is not None
+    assert rstd is not None
+    dims, rstd = _all_but_channels(x), _by_channel(rstd, x)
+    x_hat = (x - _by_channel(mean, x)) * rstd
     weighted = affine(grad, _by_channel(weight, x), None)
     grad_x = normalised_gradient(weighted, x_hat, rstd, dims) if train else weighted * rstd
     return chosen([grad_x, structured.reduce_sum(grad * x_hat, dims), structured.reduce_sum(grad, dims)], mask)

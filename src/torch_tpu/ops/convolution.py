@@ -2,12 +2,13 @@
 
 Everything is one StableHLO convolution in PyTorch's own order of dimensions (N, C, *spatial): measured on XLA:CPU, it
 is as fast as channels-last with explicit transposes, and TPU compilers choose layouts by themselves. A flipped kernel
-is a `reverse` before the convolution, because XLA:CPU runs one with `window_reversal` in a scalar loop (20 times slower).
+is a `reverse` before the convolution, because XLA:CPU runs `window_reversal` in a scalar loop (20 times slower).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch._prims_common import suggest_memory_format
@@ -231,7 +232,7 @@ def _meta_convolution(
 
 
 def _meta_convolution_backward(
-    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *rest: object
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *rest: Any
 ) -> tuple[torch.Tensor | None, ...]:
     transposed, groups = rest[3], rest[5]
     bias_sizes = [weight.shape[1] * groups if transposed else weight.shape[0]]

@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 from torch_tpu.ops import registry
 from torch_tpu.ops.schema import Argument, overload, signature
 
-# In-place random operators whose functional twin has another name.
+# In-place operators whose functional twin has another name.
 _FUNCTIONAL_NAMES = {
     "normal_": ("normal_functional", ""),
     "bernoulli_.float": ("bernoulli", "p"),
@@ -20,6 +20,11 @@ _FUNCTIONAL_NAMES = {
     "random_.to": ("random", "to"),
     "random_.from": ("random", "from"),
     "squeeze_": ("squeeze_copy", ""),
+    "pow_.Scalar": ("pow", "Tensor_Scalar"),
+    "pow_.Tensor": ("pow", "Tensor_Tensor"),
+    "float_power_.Scalar": ("float_power", "Tensor_Scalar"),
+    "float_power_.Tensor": ("float_power", "Tensor_Tensor"),
+    "ldexp_": ("ldexp", "Tensor"),
 }
 
 
@@ -52,9 +57,15 @@ def functional(func: OpOverload) -> OpOverload | None:
             return overload(*_FUNCTIONAL_NAMES[key])
         if packet.endswith("_"):
             found = overload(packet[:-1], name, namespace)
-            if found is not None and not signature(found).is_inplace:
+            if found is not None and not signature(found).is_inplace and _same_kinds(func, found):
                 return found
     return None
+
+
+def _same_kinds(func: OpOverload, twin: OpOverload) -> bool:
+    """Whether one operator's arguments may be given to the other: not so for polygamma(n, x) and x.polygamma_(n)."""
+    pairs = zip(signature(func).arguments, signature(twin).arguments, strict=False)
+    return all(a.kind == b.kind for a, b in pairs)
 
 
 def _overload_names(namespace: str, packet: str) -> list[str]:

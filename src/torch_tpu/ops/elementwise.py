@@ -7,7 +7,7 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured, types
 from torch_tpu.hlo.array import Array, Number
-from torch_tpu.ops.promotion import elementwise
+from torch_tpu.ops.promotion import cast, compute_dtype, elementwise
 from torch_tpu.ops.registry import Check, Spec, lower
 
 # --- arithmetic --------------------------------------------------------------------------------------------------
@@ -18,14 +18,18 @@ def add(x: Array, y: Array | Number, alpha: Array | Number = 1) -> Array:
     return hlo.add(x, _scaled(y, alpha, x))
 
 
-@elementwise("sub.Tensor", "sub.Scalar")
-def sub(x: Array, y: Array | Number, alpha: Array | Number = 1) -> Array:
+@lower("sub.Tensor", "sub.Scalar")
+def sub(x: Array, y: Array | Number, alpha: Array | Number = 1, *, out: Spec) -> Array:
+    if any(v.dtype is torch.bool if isinstance(v, Array) else isinstance(v, bool) for v in (x, y)):
+        raise RuntimeError("Subtraction, the `-` operator, with a bool tensor is not supported.")
+    x, y, alpha = (cast(v, compute_dtype(out.dtype)) for v in (x, y, alpha))
     return hlo.subtract(x, _scaled(y, alpha, x))
 
 
-@elementwise("rsub.Tensor", "rsub.Scalar")
-def rsub(x: Array, y: Array | Number, alpha: Array | Number = 1) -> Array:
-    return hlo.subtract(y, _scaled(x, alpha, x))
+@lower("rsub.Tensor", "rsub.Scalar")
+def rsub(x: Array, y: Array | Number, alpha: Array | Number = 1, *, out: Spec) -> Array:
+    first = y if isinstance(y, Array) else hlo.constant(y, compute_dtype(out.dtype))
+    return sub(first, x, alpha, out=out)
 
 
 def _scaled(y: Array | Number, alpha: Array | Number, like: Array) -> Array | Number:

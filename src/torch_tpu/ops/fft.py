@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -36,7 +37,8 @@ def _complex(x: Array, dims: Ints, forward: bool) -> Array:
     for i in range(0, len(dims), LIMIT):
         some = dims[i : i + LIMIT]
         lengths = [x.shape[d] for d in some]
-        x = _with_last(x, some, lambda a, n=lengths: structured.fft(a, "FFT" if forward else "IFFT", n))
+        transform = functools.partial(structured.fft, kind="FFT" if forward else "IFFT", lengths=lengths)
+        x = _with_last(x, some, transform)
         if not forward:
             x = x * math.prod(lengths)
     return x

@@ -249,5 +249,9 @@ def put(x: Array, index: Array, source: Array, accumulate: bool = False, *, chec
             "put_(): Expected source and index to have the same number of elements, but got source.numel() = "
             f"{source.size}, index.numel() = {index.size}"
         )
+    if source.dtype is not x.dtype:
+        raise RuntimeError(
+            f"put_(): self and source expected to have the same dtype, but got {x.dtype} and {source.dtype}"
+        )
     updates = hlo.reshape(source, index.shape)
     return hlo.reshape((added if accumulate else replaced)(x.reshape(-1), _flat(x, index, check), updates), x.shape)

@@ -6,10 +6,9 @@ LAPACK's: 0 for success, i > 0 where the i-th pivot failed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
-from jaxlib.mlir import ir
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured, types
@@ -27,10 +26,6 @@ def on_lapack() -> bool:
     return client().is_host_memory
 
 
-def _char(letter: str) -> ir.Attribute:
-    return ir.IntegerAttr.get(ir.IntegerType.get_unsigned(8), ord(letter))
-
-
 def _layout(shape: Sequence[int], batch: int) -> tuple[int, ...]:
     """Minor to major: matrices by columns, everything else by rows."""
     ndim = len(shape)
@@ -41,13 +36,13 @@ def _layout(shape: Sequence[int], batch: int) -> tuple[int, ...]:
 
 
 def _call(
-    name: str, operands: Sequence[Array], results: Sequence[Result], attributes: dict[str, ir.Attribute] | None = None
+    name: str, operands: Sequence[Array], results: Sequence[Result], attributes: Mapping[str, bool | str] | None = None
 ) -> list[Array]:
     """Calls `name` in the operands' precision. Without elements there is nothing to compute: zeros."""
     if any(a.size == 0 for a in operands):
         return [hlo.zeros(shape, dtype) for shape, dtype in results]
     if not on_lapack():
-        raise NoLowering(f"LAPACK's {name}")  # type: ignore[arg-type]
+        raise NoLowering(f"LAPACK's {name}")
     if operands[0].dtype not in _PREFIX:
         raise RuntimeError(f"Low precision dtypes not supported. Got {operands[0].dtype}")
     compat.register_lapack()
@@ -76,7 +71,7 @@ def potrf(a: Array, upper: bool) -> tuple[Array, Array]:
         factor = structured.cholesky(a, lower=not upper)
         failed = structured.reduce_or(hlo.is_nan(factor), [a.ndim - 2, a.ndim - 1])
         return factor, hlo.convert(failed, torch.int32)
-    factor, info = _call("potrf", [a], [_same(a), _info(a)], {"uplo": _char("U" if upper else "L")})
+    factor, info = _call("potrf", [a], [_same(a), _info(a)], {"uplo": "U" if upper else "L"})
     return factor, info
 
 
@@ -103,7 +98,7 @@ def orgqr(a: Array, tau: Array) -> Array:
 
 def ormqr(a: Array, tau: Array, c: Array, *, left: bool, transpose: bool) -> Array:
     """Q c, c Q or the same with the adjoint of Q, for the Q of `geqrf`."""
-    attributes = {"left": ir.BoolAttr.get(left), "transpose": ir.BoolAttr.get(transpose)}
+    attributes = {"left": left, "transpose": transpose}
     if tau.size == 0:
         return c
     return _call("unmqr" if a.dtype.is_complex else "ormqr", [a, tau, c], [_same(c)], attributes)[0]
@@ -117,7 +112,7 @@ def gesdd(a: Array, *, full: bool, vectors: bool) -> tuple[Array, Array, Array, 
     u, vh = (*batch, m, m if wide else k), (*batch, n if wide else k, n)
     if a.size == 0:
         return _eye_of(u, a.dtype), hlo.zeros((*batch, k), real), _eye_of(vh, a.dtype), hlo.zeros(batch, torch.int32)
-    mode = _char("N" if not vectors else "A" if full else "S")
+    mode = "N" if not vectors else "A" if full else "S"
     results = [_same(a), ((*batch, k), real), (u, a.dtype), (vh, a.dtype), _info(a)]
     _, s, u_array, vh_array, info = _call("gesdd", [a], results, {"mode": mode})
     return u_array, s, vh_array, info
@@ -126,7 +121,7 @@ def gesdd(a: Array, *, full: bool, vectors: bool) -> tuple[Array, Array, Array, 
 def syevd(a: Array, *, upper: bool, vectors: bool) -> tuple[Array, Array, Array]:
     """Eigenvalues in ascending order, eigenvectors, info, of a Hermitian matrix given by one triangle."""
     real = types.REAL_PART.get(a.dtype, a.dtype)
-    attributes = {"mode": _char("V" if vectors else "N"), "uplo": _char("U" if upper else "L")}
+    attributes = {"mode": "V" if vectors else "N", "uplo": "U" if upper else "L"}
     name = "heevd" if a.dtype.is_complex else "syevd"
     v, w, info = _call(name, [a], [_same(a), (a.shape[:-1], real), _info(a)], attributes)
     return w, v, info
@@ -134,7 +129,7 @@ def syevd(a: Array, *, upper: bool, vectors: bool) -> tuple[Array, Array, Array]
 
 def geev(a: Array, *, vectors: bool) -> tuple[Array, Array, Array]:
     """Eigenvalues and right eigenvectors, complex, and info."""
-    attributes = {"compute_left": _char("N"), "compute_right": _char("V" if vectors else "N")}
+    attributes = {"compute_left": "N", "compute_right": "V" if vectors else "N"}
     complex_dtype = types.COMPLEX_OF.get(a.dtype, a.dtype)
     matrices = [(a.shape, complex_dtype)] * 2
     values = [(a.shape[:-1], a.dtype)] * (1 if a.dtype.is_complex else 2)
@@ -147,8 +142,8 @@ def trsm(a: Array, b: Array, *, left: bool, upper: bool, unit: bool, transpose: 
     if not on_lapack() or a.dtype not in _PREFIX:
         form = {"N": "NO_TRANSPOSE", "T": "TRANSPOSE", "C": "ADJOINT"}[transpose]
         return structured.triangular_solve(a, b, left=left, lower=not upper, unit_diagonal=unit, transpose=form)
-    letters = {"side": "L" if left else "R", "uplo": "U" if upper else "L", "diag": "U" if unit else "N"}
-    attributes = {k: _char(v) for k, v in {**letters, "trans_x": transpose}.items()}
+    sides = {"side": "L" if left else "R", "uplo": "U" if upper else "L"}
+    attributes = {**sides, "diag": "U" if unit else "N", "trans_x": transpose}
     return _call("trsm", [a, b], [_same(b)], attributes)[0]
 
 

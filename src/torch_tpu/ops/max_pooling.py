@@ -89,8 +89,8 @@ def max_over_windows(x: Array, windows: Sequence[Table]) -> Pair:
             own = _along(np.arange(sizes[i]) * stride, x.ndim, dim, dtype)
             position = hlo.broadcast_to(own, x.shape) if position is None else position + own
             shape = [*x.shape[:dim], *columns.shape, *x.shape[dim + 1 :]]
-            parts = (axis.take(a, dim, columns.reshape(-1)).reshape(*shape) for a in (x, position))
-            x, position = _max_of_windows(*parts, dim + 1)
+            x, position = (axis.take(a, dim, columns.reshape(-1)).reshape(*shape) for a in (x, position))
+            x, position = _max_of_windows(x, position, dim + 1)
         stride *= sizes[i]
     assert position is not None
     return x, position

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeVarTuple
 
 import torch
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
-from torch_tpu.ops.promotion import compute_dtype
+from torch_tpu.ops.promotion import cast, compute_dtype
 from torch_tpu.ops.registry import lower
 
+Others = TypeVarTuple("Others")
 
-def widen(*arrays: Array | None) -> list[Array | None]:
-    """The arrays (or None) in the dtype in which results of the first one's dtype are computed."""
-    assert arrays[0] is not None
-    dtype = compute_dtype(arrays[0].dtype)
-    return [None if a is None else hlo.convert(a, dtype) for a in arrays]
+
+def widen(x: Array, *others: *Others) -> tuple[Array, *Others]:
+    """The Arrays (or None) in the dtype in which results of the first one's dtype are computed."""
+    dtype = compute_dtype(x.dtype)
+    return hlo.convert(x, dtype), *cast(list(others), dtype)
 
 
 def sum_keepdims(x: Array, dims: Sequence[int]) -> Array:

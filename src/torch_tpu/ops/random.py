@@ -120,12 +120,12 @@ def random(x: Array, *, generator: None, out: Spec, rng: Rng) -> Array:
 
 
 @lower("random.to", data=["to"])
-def random_to(x: Array, to: Value, *, generator: None, out: Spec, rng: Rng) -> Array:
+def random_to(x: Array, to: Array | int, *, generator: None, out: Spec, rng: Rng) -> Array:
     return _integers(0, to, out, rng)
 
 
 @lower("random.from", data=["from", "to"])
-def random_from(x: Array, low: Value, to: Value | None, *, generator: None, out: Spec, rng: Rng) -> Array:
+def random_from(x: Array, low: Array | int, to: Array | int | None, *, generator: None, out: Spec, rng: Rng) -> Array:
     return _integers(low, _last(out.dtype) + 1 if to is None else to, out, rng)
 
 
@@ -135,7 +135,7 @@ def _last(dtype: torch.dtype) -> int:
     return 2 ** DIGITS[dtype] if dtype.is_floating_point else torch.iinfo(dtype).max
 
 
-def _integers(low: Value, high: Value, out: Spec, rng: Rng) -> Array:
+def _integers(low: Array | int, high: Array | int, out: Spec, rng: Rng) -> Array:
     """Uniform integers in [low, high): the high half of the product of random bits and the range (Lemire, 2019)."""
     low, high = (v if isinstance(v, Array) else hlo.constant(v % 2**64, torch.uint64) for v in (low, high))
     low, high = (hlo.convert(v, torch.uint64) for v in (low, high))

@@ -125,7 +125,9 @@ _library.define("lstm_cell(Tensor gates, Tensor c) -> (Tensor, Tensor, Tensor)")
 def fused_lstm_cell(
     x: Tensor, hidden: Tensor, c: Tensor, x_bias: Tensor | None = None, hidden_bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    gates = x + hidden if x_bias is None else x + hidden + x_bias + hidden_bias
+    gates = x + hidden
+    if x_bias is not None and hidden_bias is not None:
+        gates = gates + x_bias + hidden_bias
     return torch.ops.tpu.lstm_cell(gates, c)
 
 
@@ -140,8 +142,8 @@ def lstm_cell(gates: Array, c: Array) -> list[Array]:
 def fused_lstm_cell_backward(
     grad_h: Array | None, grad_c: Array | None, c: Array, new_c: Array, workspace: Array, has_bias: bool
 ) -> list[Array]:
-    wide_c, wide_new_c, workspace, *grads = widen(c, new_c, workspace, grad_h, grad_c)
-    grads = [hlo.full_like(wide_c, 0) if g is None else g for g in grads]
+    wide_c, wide_new_c, workspace, *given = widen(c, new_c, workspace, grad_h, grad_c)
+    grads = [hlo.full_like(wide_c, 0) if g is None else g for g in given]
     gates, _, (_, before) = lstm_gradient(grads, [workspace], [wide_c, wide_c], [wide_new_c, wide_new_c])
     return [gates, before, *([structured.reduce_sum(gates, [0])] if has_bias else [])]
 
@@ -286,8 +288,8 @@ def rnn_layer_backward(
 ) -> list[Array]:
     cell, steps = CELLS[mode], x.shape[0]
     batch, width = h.shape
-    after = [output] if c is None else [output, cells]
-    before = [_shifted(a, s, reverse) for a, s in zip(after, (h, c), strict=False)]
+    after, initial = ([output], [h]) if c is None else ([output, cells], [h, c])
+    before = [_shifted(a, s, reverse) for a, s in zip(after, initial, strict=True)]
     given = (grad_h, grad_c)[: len(after)]
     grads_in = [hlo.full_like(widen(h)[0], 0) if g is None else widen(g)[0] for g in given]
     gates = hlo.zeros((steps, batch, cell.gates * width), x.dtype)

@@ -11,7 +11,7 @@ It receives every argument of the operator's schema, by position or keyword as t
 where the caller left the default, as the plain default; everything else (sizes, dimensions, flags, dtypes) as it is.
 
 It returns the operator's fresh results in schema order, then the new value of each argument the schema marks as
-written (None for "unchanged"). In-place, `out=` and foreach forms need no entry: `ops.derived` makes them from this one.
+written (None for "unchanged"). In-place, `out=` and foreach forms need no entry: `ops.derived` makes them of this one.
 
 Parameters a lowering may ask for by name, beyond the schema's:
     out: `Spec` (or a list of them) of the fresh results, as PyTorch's meta kernel says.
@@ -69,9 +69,8 @@ class Lowering:
 class NoLowering(NotImplementedError):
     """An operator that has neither a lowering nor a decomposition into operators that have one."""
 
-    def __init__(self, func: OpOverload) -> None:
-        super().__init__(f"{func} has no lowering")
-        self.func = func
+    def __init__(self, operator: OpOverload | str) -> None:
+        super().__init__(f"{operator} has no lowering")
 
 
 _lowerings: dict[str, Lowering] = {}

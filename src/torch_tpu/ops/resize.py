@@ -113,7 +113,9 @@ def _bands(
     mode: Interpolation, sizes: Ints, results: Ints, align_corners: bool, scales: Sequence[float | None], x: Array
 ) -> list[Band]:
     real = np.float64 if x.dtype is torch.float64 else np.float32
-    return [mode(*s, align_corners, scale, real) for *s, scale in zip(sizes, results, scales, strict=True)]
+    return [
+        mode(size, count, align_corners, scale, real) for size, count, scale in zip(sizes, results, scales, strict=True)
+    ]
 
 
 def _rounded(x: Array, dtype: torch.dtype) -> Array:

@@ -162,6 +162,10 @@ def index_add(x: Array, dim: int, index: Array, source: Array, *, alpha: Array |
 
 @lower("index_copy")
 def index_copy(x: Array, dim: int, index: Array, source: Array, *, check: Check) -> Array:
+    if source.dtype is not x.dtype:
+        raise RuntimeError(
+            f"index_copy_(): self and source expected to have the same dtype, but got {x.dtype} and {source.dtype}"
+        )
     target, where = _slices(x, dim, index, check, "index_copy_(): " + OUT_OF_BOUNDS)
     return hlo.reshape(replaced(target, where, hlo.reshape(source, where.shape)), x.shape)
 

@@ -121,8 +121,12 @@ class Tracer(TorchDispatchMode):
             result = hlo.conj(result)
         return hlo.negate(result) if tensor.is_neg() else result
 
-    def write(self, tensor: torch.Tensor, array: Array) -> None:
-        """Replaces the elements of a tensor, whatever view of its storage it is."""
+    def write(self, tensor: torch.Tensor, array: Array, *, uniform: bool = False) -> None:
+        """Replaces the elements of a tensor, whatever view of its storage it is.
+
+        Args:
+            uniform: all elements of `array` are equal, so that an expanded tensor may be written too.
+        """
         base = self.base(tensor)
         array = self._fit(array, tuple(tensor.shape), tensor.dtype)
         base.written = True
@@ -131,7 +135,7 @@ class Tracer(TorchDispatchMode):
             base.array, base.sizes, base.strides, base.dtype = array, tuple(tensor.shape), tensor.stride(), tensor.dtype
             return
         steps, starts = self._plan(base, tensor)
-        base.array = strided.write(base.value(), steps, starts, array)
+        base.array = strided.write(base.value(), steps, starts, array, uniform=uniform)
 
     def _fresh(self, tensor: torch.Tensor, array: Array) -> torch.Tensor:
         """Attaches the value of a new meta tensor; one that isn't dense gets a storage written through its view."""
@@ -206,7 +210,9 @@ class Tracer(TorchDispatchMode):
             twin = derived.functional(func)
             if twin is not None:
                 func(*args, **kwargs)
-                self.write(args[0], self.read(self.call(twin, args, kwargs)))
+                result = self.call(twin, args, kwargs)
+                _require_cast(result.dtype, args[0].dtype)
+                self.write(args[0], self.read(result))
                 return args[0]
         prim = getattr(func, "impl_aten", None) or getattr(func, "prim_impl", None)
         if func.namespace == "prims" and prim is not None:
@@ -226,12 +232,17 @@ class Tracer(TorchDispatchMode):
             meta = None
         fresh = [] if meta is None else self._fresh_results(meta, sig)
         written = derived.written_arguments(func, rule)
+        computed = self._computed_dtype(func, args, kwargs) if sig.is_inplace else None
+        if computed is not None:
+            _require_cast(computed, args[0].dtype)
 
         positional, keyword = unbind(func, [self._operand(v) for v in values])
         if "out" in rule.extras:
             specs = [Spec(tuple(t.shape), t.dtype) for t in fresh]
             if not specs:
                 specs = [Spec(tuple(values[i].shape), values[i].dtype) for i in written if values[i] is not None]
+                if computed is not None:
+                    specs[0] = Spec(specs[0].shape, computed)
             keyword["out"] = specs[0] if len(specs) == 1 and not sig.returns_list else specs
         if "common" in rule.extras:
             keyword["common"] = _common_dtype(args, kwargs)
@@ -252,8 +263,22 @@ class Tracer(TorchDispatchMode):
             for target in _flat(values[i]):
                 new = next(new_values)
                 if new is not None and target is not None:
-                    self.write(target, new)
+                    self.write(target, new, uniform=rule.name in _UNIFORM)
         return _replace(meta, replaced)
+
+    def _computed_dtype(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
+        """The dtype in which an in-place operator computes, before it rounds to the tensor's own.
+
+        Meta kernels check some in-place operators only; their functional twins promote as PyTorch does.
+        """
+        twin = derived.functional(func)
+        if twin is None or registry.find(func) is not None:
+            return None
+        try:
+            result = twin(*args, **kwargs)
+        except NotImplementedError:
+            return None
+        return result.dtype if isinstance(result, torch.Tensor) else None
 
     def _fresh_results(self, meta: Any, sig: Any) -> list[torch.Tensor]:
         if isinstance(meta, torch.Tensor):
@@ -282,6 +307,7 @@ class Tracer(TorchDispatchMode):
             ]
             result = self._lower(element, rule, own)
             if in_place:
+                _require_cast(result.dtype, call[0].dtype)
                 self.write(call[0], self.read(result))
             results.append(result)
         return None if in_place else results
@@ -340,6 +366,15 @@ _METADATA_ONLY = frozenset(
         torch.ops.aten.unsqueeze_.default,
     }
 )
+
+
+# Lowerings that give every element the same value.
+_UNIFORM = frozenset({"fill.Scalar", "fill.Tensor", "zero"})
+
+
+def _require_cast(result: torch.dtype, target: torch.dtype) -> None:
+    if not torch.can_cast(result, target):
+        raise RuntimeError(f"result type {result} can't be cast to the desired output type {target}")
 
 
 def _is_composite(func: OpOverload) -> bool:

@@ -187,8 +187,9 @@ def grid_sampler_backward(
         if output_mask[1] and mode != NEAREST:
             sensitivity = structured.reduce_sum(wide_grad * _look_up(flat, positions, inside), [1])
             for d in range(spatial):
-                term, before = sensitivity * _product(taps, slope_of=d), slopes[d]
-                slopes[d] = term if before is None else before + term
+                derivative, before = _product(taps, slope_of=d), slopes[d]
+                assert derivative is not None
+                slopes[d] = sensitivity * derivative if before is None else before + sensitivity * derivative
     results = []
     if output_mask[0]:
         results.append(_put(targets, updates, flat).reshape(*x.shape))

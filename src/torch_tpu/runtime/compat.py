@@ -7,6 +7,7 @@ Tried with jaxlib 0.10.2 (Python 3.11) and 0.12.0 (Python 3.13).
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Any
 
 import jaxlib
@@ -35,9 +36,8 @@ def result_handler(aval: object, sharding: object) -> Any:
 @functools.cache
 def register_lapack() -> None:
     """Makes jaxlib's LAPACK wrappers (typed FFI, "lapack_spotrf_ffi" and so on) known to XLA:CPU. Imports SciPy."""
-    from jaxlib.cpu import _lapack
-
-    _lapack.initialize()
-    for name, target in _lapack.registrations().items():
+    lapack: Any = importlib.import_module("jaxlib.cpu._lapack")
+    lapack.initialize()
+    for name, target in lapack.registrations().items():
         if name.startswith("lapack_") and name.endswith("_ffi"):
             xla.register_custom_call_target(name, target, "cpu", 1)

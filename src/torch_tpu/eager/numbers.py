@@ -1,0 +1,72 @@
+"""Numbers that a tensor's dtype can't hold: the operators that write a number refuse them, as on the CPU.
+
+The number is data that no program looks at, so the kernel looks before it runs one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from torch_tpu.eager.kernels import kernel, program
+
+aten = torch.ops.aten
+
+
+@lru_cache(maxsize=64)
+def _range(dtype: torch.dtype) -> tuple[float, float]:
+    """Numbers that surely fit."""
+    if dtype.is_floating_point:
+        info = torch.finfo(dtype)
+        return info.min, info.max
+    if dtype is torch.bool or dtype.is_complex:
+        return float("-inf"), float("inf")
+    return torch.iinfo(dtype).min, torch.iinfo(dtype).max
+
+
+def check_fits(value: Any, dtype: torch.dtype) -> None:
+    """Raises what the CPU raises where `dtype` can't hold a number; -1 is 255 for uint8, infinity is a float."""
+    if isinstance(value, complex) or not (isinstance(value, torch.Tensor) or _fits(value, dtype)):
+        torch.zeros(2, dtype=dtype).fill_(value)  # for one element alone, the CPU does not look
+
+
+def _fits(value: int | float, dtype: torch.dtype) -> bool:
+    low, high = _range(dtype)
+    return low <= value <= high
+
+
+def _checked(func: OpOverload, position: int) -> Callable[..., torch.Tensor]:
+    run = program(func)
+
+    def kernel(first: Any, *arguments: Any, **options: Any) -> torch.Tensor:
+        if len(arguments) > position:
+            value = arguments[position]
+            dtype = options.get("dtype") or getattr(first, "dtype", None)
+            if dtype is None and isinstance(value, float):
+                dtype = torch.get_default_dtype()
+            if dtype is not None:
+                check_fits(value, dtype)
+        return run(first, *arguments, **options)
+
+    return kernel
+
+
+for _func, _position in (
+    (aten.fill_.Scalar, 0),
+    (aten.fill.Scalar, 0),
+    (aten.full.default, 0),
+    (aten.full_like.default, 0),
+    (aten.new_full.default, 1),
+    (aten.constant_pad_nd.default, 1),
+    (aten.masked_fill.Scalar, 1),
+    (aten.masked_fill_.Scalar, 1),
+    (aten.index_fill.int_Scalar, 2),
+    (aten.index_fill_.int_Scalar, 2),
+    (aten.scatter.value, 2),
+    (aten.scatter_.value, 2),
+):
+    kernel(_func.name().partition("::")[2])(_checked(_func, _position))
