@@ -133,7 +133,7 @@ def _to_device(result: Any, originals: dict[int, torch.Tensor]) -> Any:
             return original
         if result.layout is not torch.strided or result.is_quantized:
             kind = result.dtype if result.is_quantized else result.layout
-            raise NotImplementedError(f"the tpu device has no {kind} tensors; move the input to the CPU with .cpu() first")
+            raise NotImplementedError(f"the tpu device has no {kind} tensors; move the input to the CPU with .cpu()")
         return from_host(result)
     if isinstance(result, (list, tuple)):
         return type(result)([_to_device(r, originals) for r in result])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch_tpu.eager.plan import Call
 from torch_tpu.ops import derived
 from torch_tpu.ops.schema import signature
 from torch_tpu.ops.trace import Tracer
+from torch_tpu.runtime.client import client
 
 
 class Operator:
@@ -85,8 +87,4 @@ class Operator:
 
 def checks_bounds() -> bool:
     """Whether programs check index bounds: on the CPU platform always, elsewhere by `TORCH_TPU_CHECK_BOUNDS=1`."""
-    import os
-
-    from torch_tpu.runtime.client import client
-
     return client().is_host_memory or os.environ.get("TORCH_TPU_CHECK_BOUNDS", "0") == "1"

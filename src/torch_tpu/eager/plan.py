@@ -243,11 +243,16 @@ def make_plan(call: Call) -> Plan:
     """Traces and compiles; raises what PyTorch raises for wrong arguments, and NoLowering."""
     with module.building:
         builder = _Builder(call)
-        built, results = module.build(call.name, builder.specs, builder.body)
+        target = module.Target(client().platform_name)
+        built, results = module.build(call.name, target, builder.specs, builder.body)
         used = module.drop_unused_parameters(built)
     arguments = [p for p, is_used in zip(builder.parameters, used, strict=True) if is_used]
     began = time.perf_counter()
-    executable = client().compile(built, [(shape, types.numpy_dtype(dtype)) for shape, dtype in results])
+    executable = client().compile(
+        built,
+        [(shape, types.numpy_dtype(dtype)) for shape, dtype in results],
+        custom_calls=target.custom_calls,
+    )
     metrics.count("compile")
     metrics.add_seconds("compile_seconds", time.perf_counter() - began)
     return Plan(

@@ -1,9 +1,11 @@
-"""The MLIR context of this process, and building one StableHLO module with a `main` function."""
+"""The MLIR context of this process, and building one StableHLO module with a `main` function for one platform."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,6 +23,28 @@ _context: ir.Context | None = None
 building = threading.RLock()
 
 
+@dataclass
+class Target:
+    """What the module under construction will run on, and what it needs there.
+
+    Attributes:
+        platform: PJRT's name of the platform, such as "cpu" or "tpu".
+        custom_calls: names of the functions it calls that XLA must know.
+    """
+
+    platform: str
+    custom_calls: set[str] = field(default_factory=set)
+
+
+# Of the modules being built, the innermost last; `building` guards it.
+_targets: list[Target] = []
+
+
+def target() -> Target:
+    """The target of the module under construction."""
+    return _targets[-1]
+
+
 def context() -> ir.Context:
     """The context every module of this process is built in."""
     global _context
@@ -35,9 +59,11 @@ def context() -> ir.Context:
     return _context
 
 
-def build(name: str, parameters: Sequence[Spec], body: Callable[..., Sequence[Array]]) -> tuple[ir.Module, list[Spec]]:
+def build(
+    name: str, target: Target, parameters: Sequence[Spec], body: Callable[..., Sequence[Array]]
+) -> tuple[ir.Module, list[Spec]]:
     """A module whose `main` takes arrays of these shapes and dtypes and returns what `body` makes of them."""
-    with building, context(), ir.Location.unknown():
+    with building, _under_construction(target), context(), ir.Location.unknown():
         module = ir.Module.create()
         module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
         with ir.InsertionPoint(module.body):
@@ -53,6 +79,15 @@ def build(name: str, parameters: Sequence[Spec], body: Callable[..., Sequence[Ar
             ir.FunctionType.get(argument_types, [r.value.type for r in results])
         )
         return module, [(r.shape, r.dtype) for r in results]
+
+
+@contextlib.contextmanager
+def _under_construction(target: Target) -> Iterator[None]:
+    _targets.append(target)
+    try:
+        yield
+    finally:
+        _targets.pop()
 
 
 def drop_unused_parameters(module: ir.Module) -> list[bool]:

@@ -10,7 +10,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import chlo, stablehlo
 
 from torch_tpu.hlo import array as hlo
-from torch_tpu.hlo import types
+from torch_tpu.hlo import module, types
 from torch_tpu.hlo.array import Array, Number
 
 Combine = Callable[..., Any]
@@ -422,6 +422,7 @@ def custom_call(
             [ir.DenseIntElementsAttr.get(_int64(order), type=index, shape=[len(order)]) for order in lists]
         )
 
+    module.target().custom_calls.add(target)
     operation = stablehlo.CustomCallOp(
         [types.tensor_type(tuple(shape), dtype) for shape, dtype in results],
         [a.value for a in operands],

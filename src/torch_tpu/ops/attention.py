@@ -9,13 +9,12 @@ import torch
 import torch.nn.functional as F
 
 from torch_tpu.hlo import array as hlo
-from torch_tpu.hlo import structured
+from torch_tpu.hlo import module, structured
 from torch_tpu.hlo.array import Array
 from torch_tpu.ops.matmul import dot, matrix_product
 from torch_tpu.ops.promotion import compute_dtype
 from torch_tpu.ops.random_bits import Rng
 from torch_tpu.ops.registry import Spec, decompose, lower
-from torch_tpu.runtime.client import client
 
 # Above this many scores at once, blocks of queries run one after the other: on the CPU so that they stay in its cache
 # (several times faster), elsewhere so that memory stays bounded.
@@ -65,7 +64,7 @@ def _scale(scale: Array | None, q: Array) -> Array:
 def _block_rows(q: Array, k: Array) -> int:
     """How many queries are taken at once."""
     rows, per_row = q.shape[-2], math.prod(q.shape[:-2]) * k.shape[-2]
-    limit = SCORES_AT_ONCE_ON_CPU if client().is_host_memory else SCORES_AT_ONCE
+    limit = SCORES_AT_ONCE_ON_CPU if module.target().platform == "cpu" else SCORES_AT_ONCE
     return min(rows, max(ROWS_AT_LEAST, limit // max(per_row, 1)))
 
 

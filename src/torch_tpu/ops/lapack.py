@@ -11,11 +11,9 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from torch_tpu.hlo import array as hlo
-from torch_tpu.hlo import structured, types
+from torch_tpu.hlo import module, structured, types
 from torch_tpu.hlo.array import Array
 from torch_tpu.ops.registry import Check, NoLowering
-from torch_tpu.runtime import compat
-from torch_tpu.runtime.client import client
 
 _PREFIX = {torch.float32: "s", torch.float64: "d", torch.complex64: "c", torch.complex128: "z"}
 Result = tuple[tuple[int, ...], torch.dtype]
@@ -23,7 +21,7 @@ Result = tuple[tuple[int, ...], torch.dtype]
 
 def on_lapack() -> bool:
     """Whether programs run where LAPACK can be called."""
-    return client().is_host_memory
+    return module.target().platform == "cpu"
 
 
 def _layout(shape: Sequence[int], batch: int) -> tuple[int, ...]:
@@ -45,7 +43,6 @@ def _call(
         raise NoLowering(f"LAPACK's {name}")
     if operands[0].dtype not in _PREFIX:
         raise RuntimeError(f"Low precision dtypes not supported. Got {operands[0].dtype}")
-    compat.register_lapack()
     batch = operands[0].ndim - 2
     return structured.custom_call(
         f"lapack_{_PREFIX[operands[0].dtype]}{name}_ffi",

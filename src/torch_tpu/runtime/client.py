@@ -9,7 +9,7 @@ import ctypes
 import math
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -133,12 +133,16 @@ class Client:
         module: Any,
         results: Sequence[tuple[tuple[int, ...], npt.DTypeLike]],
         options: Options | None = None,
+        custom_calls: Collection[str] = (),
     ) -> Executable:
         """Compiles a StableHLO module (an `ir.Module`, or text as bytes) whose results have these shapes and dtypes.
 
         Args:
             options: XLA debug options by name, on top of the project's own.
+            custom_calls: the functions the module calls.
         """
+        if any(name.startswith("lapack_") for name in custom_calls):
+            compat.register_lapack()
         compile_options = compat.CompileOptions()
         compile_options.num_replicas = 1
         compile_options.num_partitions = 1
