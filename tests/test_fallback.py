@@ -1,0 +1,86 @@
+"""Operators without a lowering: counted, warned about once by name and line, or refused."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from tests.compare import assert_same
+from torch_tpu import metrics
+from torch_tpu.eager import fallback
+
+NAME = "aten::linalg_ldl_factor_ex"  # jaxlib ships no LDLᵀ factorisation
+
+
+def _matrix() -> torch.Tensor:
+    half = torch.randn(4, 4, generator=torch.Generator().manual_seed(3))
+    return half @ half.T + torch.eye(4)
+
+
+def test_runs_on_the_cpu_and_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_TPU_FALLBACK", "allow")
+    x = _matrix()
+    before = metrics.counters().get(f"fallback::{NAME}", 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = torch.linalg.ldl_factor_ex(x.to("tpu"))
+    assert got.LD.device.type == "tpu"
+    assert_same(tuple(got), tuple(torch.linalg.ldl_factor_ex(x)))
+    assert metrics.counters()[f"fallback::{NAME}"] == before + 1
+    assert "linalg_ldl_factor_ex" in metrics.report()
+
+
+def test_one_warning_names_the_operator_and_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_TPU_FALLBACK", "warn")
+    monkeypatch.setattr(fallback, "_warned", set())
+    x = _matrix().to("tpu")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.linalg.ldl_factor_ex(x)
+        torch.linalg.ldl_factor_ex(x)
+    messages = [str(w.message) for w in caught if NAME in str(w.message)]
+    assert len(messages) == 1
+    assert "test_fallback.py:" in messages[0]
+
+
+def test_error_policy_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_TPU_FALLBACK", "error")
+    with pytest.raises(NotImplementedError, match=r"linalg_ldl_factor_ex.*test_fallback\.py:\d+.*forbids"):
+        torch.linalg.ldl_factor_ex(_matrix().to("tpu"))
+
+
+def test_unknown_policy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_TPU_FALLBACK", "never")
+    with pytest.raises(ValueError, match="'never': expected allow, warn or error"):
+        torch.linalg.ldl_factor_ex(_matrix().to("tpu"))
+
+
+def test_results_the_device_has_no_tensors_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_TPU_FALLBACK", "allow")
+    with pytest.raises(NotImplementedError, match="sparse_coo"):
+        fallback.run_on_cpu(torch.ops.aten._to_sparse.default, (torch.eye(2, device="tpu"),), {}, "")
+
+
+def test_custom_operator_in_python() -> None:
+    @torch.library.custom_op("torch_tpu_test::scaled_sum", mutates_args=())
+    def scaled_sum(x: torch.Tensor, factor: float) -> torch.Tensor:
+        return (x * factor).sum(-1)
+
+    @scaled_sum.register_fake
+    def _(x: torch.Tensor, factor: float) -> torch.Tensor:
+        return x.new_empty(x.shape[:-1])
+
+    def set_up(ctx: torch.autograd.function.FunctionCtx, inputs: tuple, output: torch.Tensor) -> None:
+        ctx.shape, ctx.factor = inputs[0].shape, inputs[1]
+
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple:
+        return (grad * ctx.factor).unsqueeze(-1).expand(ctx.shape), None
+
+    scaled_sum.register_autograd(backward, setup_context=set_up)
+    x = torch.arange(6.0).reshape(2, 3).to("tpu").requires_grad_()
+    result = scaled_sum(x, 0.5)
+    result.sum().backward()
+    assert result.tolist() == [1.5, 6.0]
+    assert x.grad.tolist() == [[0.5] * 3] * 2
