@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import torch
 from torch._ops import OpOverload
 
 from torch_tpu.ops import registry
@@ -69,8 +70,6 @@ def _same_kinds(func: OpOverload, twin: OpOverload) -> bool:
 
 
 def _overload_names(namespace: str, packet: str) -> list[str]:
-    import torch
-
     found = getattr(getattr(torch.ops, namespace), packet, None)
     return [] if found is None else [n for n in found.overloads() if "out" not in n]
 
