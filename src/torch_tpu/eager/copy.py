@@ -9,10 +9,9 @@ import torch
 from torch_tpu.eager.kernels import kernel, program
 from torch_tpu.eager.memory import check_device
 from torch_tpu.hlo.strided import is_dense
-from torch_tpu.runtime.client import client
 from torch_tpu.tensor.errors import device_mismatch
 from torch_tpu.tensor.storage import Value, geometry, new_tensor, value_of
-from torch_tpu.tensor.transfer import from_host, host_view, to_numpy
+from torch_tpu.tensor.transfer import from_host, host_view, upload
 
 aten = torch.ops.aten
 
@@ -40,10 +39,8 @@ def write_from_host(dst: torch.Tensor, host: torch.Tensor) -> None:
         torch.empty(dst.shape, device="meta").copy_(host.to("meta"))  # raises what the CPU does
         host = host.expand(dst.shape)
     if owns_storage(dst):
-        array = to_numpy(host.contiguous())
-        dst.untyped_storage().value = Value(  # type: ignore[attr-defined]
-            client().put(array), geometry(dst.shape, dst.stride(), dst.dtype)
-        )
+        value = Value(upload(host.contiguous()), geometry(dst.shape, dst.stride(), dst.dtype))
+        dst.untyped_storage().value = value  # type: ignore[attr-defined]
     else:
         program(aten.copy_.default)(dst, from_host(host))
 

@@ -419,7 +419,6 @@ round_nearest_even = _unary("round_nearest_even")
 round_nearest_afz = _unary("round_nearest_afz")
 sqrt = _unary("sqrt")
 rsqrt = _unary("rsqrt")
-cbrt = _unary("cbrt")
 exp = _unary("exponential")
 expm1 = _unary("exponential_minus_one")
 log = _unary("log")
@@ -429,8 +428,6 @@ tanh = _unary("tanh")
 sin = _unary("sine")
 cos = _unary("cosine")
 tan = _unary("tan")
-popcnt = _unary("popcnt")
-count_leading_zeros = _unary("count_leading_zeros")
 acos = _unary("acos", chlo)
 acosh = _unary("acosh", chlo)
 asin = _unary("asin", chlo)
@@ -482,9 +479,3 @@ def square(x: Array) -> Array:
 
 def reduce_precision(x: Array, exponent_bits: int, mantissa_bits: int) -> Array:
     return _result_of(stablehlo.reduce_precision(x.value, exponent_bits, mantissa_bits), x)
-
-
-def optimization_barrier(arrays: Sequence[Array]) -> list[Array]:
-    """The same values, which the compiler may not move computations across."""
-    operation = stablehlo.OptimizationBarrierOp([a.value for a in arrays])
-    return [_result_of(value, a) for value, a in zip(operation.results, arrays, strict=True)]

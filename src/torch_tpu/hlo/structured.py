@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import chlo, stablehlo
@@ -137,8 +138,6 @@ def convolution(
 
 
 def _int64(values: Sequence[int]) -> Any:
-    import numpy as np
-
     return np.asarray(values, dtype=np.int64)
 
 
@@ -228,31 +227,6 @@ def reduce_window(
     )
     _fill_region(operation.regions[0], [((), a.dtype) for a in (*arrays, *arrays)], combine)
     return [Array(value, shape, a.dtype) for value, a in zip(operation.results, arrays, strict=True)]
-
-
-def select_and_scatter(
-    x: Array,
-    source: Array,
-    *,
-    window: Sequence[int],
-    strides: Sequence[int],
-    padding: Sequence[tuple[int, int]],
-    prefer: Combine = lambda a, b: a >= b,
-) -> Array:
-    """Adds each element of `source` to the position of `x` its window selects (max pooling's gradient)."""
-    operation = stablehlo.SelectAndScatterOp(
-        types.tensor_type(x.shape, x.dtype),
-        x.value,
-        source.value,
-        hlo.constant(0, x.dtype).value,
-        window_dimensions=list(window),
-        window_strides=list(strides),
-        padding=ir.DenseElementsAttr.get(_int64([e for pair in padding for e in pair]).reshape(x.ndim, 2)),
-    )
-    scalar = ((), x.dtype)
-    _fill_region(operation.regions[0], [scalar, scalar], prefer)
-    _fill_region(operation.regions[1], [scalar, scalar], hlo.add)
-    return Array(operation.results[0], x.shape, x.dtype)
 
 
 # --- indexing ----------------------------------------------------------------------------------------------------
@@ -362,14 +336,6 @@ def fori_loop(count: int, body: Combine, initial: Sequence[Array]) -> list[Array
 
 def _as_list(results: Array | Sequence[Array]) -> list[Array]:
     return [results] if isinstance(results, Array) else list(results)
-
-
-def cond(predicate: Array, on_true: Combine, on_false: Combine, result_like: Sequence[Array]) -> list[Array]:
-    """One of two branches; both may refer to Arrays of the enclosing scope."""
-    operation = stablehlo.IfOp(_ir_types(result_like), predicate.value)
-    _fill_region(operation.regions[0], [], on_true)
-    _fill_region(operation.regions[1], [], on_false)
-    return [Array(value, a.shape, a.dtype) for value, a in zip(operation.results, result_like, strict=True)]
 
 
 # --- Fourier, linear algebra, calls ------------------------------------------------------------------------------

@@ -32,8 +32,6 @@ NUMPY: dict[torch.dtype, np.dtype] = {
     torch.float8_e8m0fnu: np.dtype(ml_dtypes.float8_e8m0fnu),
 }
 
-TORCH: dict[np.dtype, torch.dtype] = {numpy: dtype for dtype, numpy in NUMPY.items()}
-
 _ELEMENT_TYPE: dict[torch.dtype, Callable[[], ir.Type]] = {
     torch.bool: lambda: ir.IntegerType.get_signless(1),
     torch.uint8: lambda: ir.IntegerType.get_unsigned(8),

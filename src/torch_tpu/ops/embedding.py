@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -11,6 +10,7 @@ from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array, Number
 from torch_tpu.ops.indexing import OUT_OF_RANGE, added, check_bounds, combined, read, region, replaced
+from torch_tpu.ops.norm import p_norm
 from torch_tpu.ops.promotion import compute_dtype
 from torch_tpu.ops.registry import Check, Spec, lower
 
@@ -72,26 +72,10 @@ def embedding_renorm(
     """Scales the rows used whose norm exceeds `max_norm` to it (but for 1e-7, which avoids dividing by zero)."""
     check_bounds(check, indices, weight.shape[0], OUT_OF_RANGE)
     rows = hlo.convert(_rows(weight, indices), compute_dtype(weight.dtype))
-    norm = hlo.expand_dims(_norm(hlo.abs_(rows), norm_type), -1)
+    norm = hlo.expand_dims(p_norm(hlo.abs_(rows), norm_type, [rows.ndim - 1]), -1)
     limit = hlo.convert(max_norm, norm.dtype) if isinstance(max_norm, Array) else hlo.full_like(norm, max_norm)
     scaled = hlo.select(norm > limit, rows * (limit / (norm + 1e-7)), rows)
     return replaced(weight, region(weight.shape, {0: indices}, 0), scaled)
-
-
-def _norm(magnitude: Array, order: float) -> Array:
-    """The vector norm of the last dimension."""
-    last = [magnitude.ndim - 1]
-    if order == math.inf:
-        return structured.reduce_max(magnitude, last)
-    if order == -math.inf:
-        return structured.reduce_min(magnitude, last)
-    if order == 0:
-        return structured.reduce_sum(hlo.convert(magnitude.ne(0), magnitude.dtype), last)
-    if order == 1:
-        return structured.reduce_sum(magnitude, last)
-    if order == 2:
-        return hlo.sqrt(structured.reduce_sum(hlo.square(magnitude), last))
-    return hlo.power(structured.reduce_sum(hlo.power(magnitude, order), last), 1 / order)
 
 
 # --- bags --------------------------------------------------------------------------------------------------------

@@ -137,8 +137,3 @@ def decomposes_here(func: OpOverload) -> bool:
 def names() -> list[str]:
     """Every overload with a lowering of its own."""
     return sorted(_lowerings)
-
-
-def decomposed_names() -> list[str]:
-    """Every overload with a decomposition written here."""
-    return sorted(_decompositions)

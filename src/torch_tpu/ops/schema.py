@@ -33,7 +33,6 @@ class Argument(NamedTuple):
     is_out: bool
     keyword_only: bool
     default: Any
-    has_default: bool
 
 
 class Signature(NamedTuple):
@@ -67,7 +66,6 @@ def signature(func: OpOverload) -> Signature:
                 bool(a.is_out),
                 a.kwarg_only,
                 a.default_value if a.has_default_value() else None,
-                a.has_default_value(),
             )
         )
     returns_alias = tuple(r.alias_info is not None for r in schema.returns)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from torch_tpu.hlo.strided import is_dense, storage_elements
 from torch_tpu.runtime import memory
 from torch_tpu.runtime.client import Buffer
 
@@ -154,8 +155,6 @@ def new_tensor(value: Value) -> torch.Tensor:
 
 def empty_tensor(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A tensor with these strides over uninitialised memory."""
-    from torch_tpu.hlo.strided import is_dense, storage_elements
-
     if is_dense(sizes, strides):
         return new_tensor(Value(None, geometry(sizes, strides, dtype)))
     nbytes = storage_elements(sizes, strides) * dtype.itemsize

@@ -12,7 +12,7 @@ import torch
 from torch_tpu import metrics
 from torch_tpu.hlo import types
 from torch_tpu.hlo.strided import contiguous_strides, is_dense
-from torch_tpu.runtime.client import client, client_errors
+from torch_tpu.runtime.client import Buffer, client, client_errors
 from torch_tpu.tensor.errors import translate
 from torch_tpu.tensor.storage import Geometry, Value, geometry, new_tensor, value_of
 
@@ -47,19 +47,23 @@ def _wrap(array: npt.NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(array if array.size else array.copy())
 
 
+def upload(tensor: torch.Tensor) -> Buffer:
+    """A device buffer with the elements of a host tensor, in its logical order."""
+    array = to_numpy(tensor)
+    metrics.count("host_to_device_bytes", array.nbytes)
+    try:
+        return client().put(array)
+    except client_errors() as error:
+        raise translate(error) from error
+
+
 def value_from_host(tensor: torch.Tensor) -> Value:
     """A device copy of a host tensor; dense strides are kept, others become contiguous."""
     strides = tensor.stride()
     if not is_dense(tensor.shape, strides):
         tensor = tensor.contiguous()
         strides = tensor.stride()
-    array = to_numpy(tensor)
-    metrics.count("host_to_device_bytes", array.nbytes)
-    try:
-        buffer = client().put(array)
-    except client_errors() as error:
-        raise translate(error) from error
-    return Value(buffer, geometry(tensor.shape, strides, tensor.dtype))
+    return Value(upload(tensor), geometry(tensor.shape, strides, tensor.dtype))
 
 
 def from_host(tensor: torch.Tensor) -> torch.Tensor:
