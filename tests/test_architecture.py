@@ -1,0 +1,142 @@
+"""The rules of docs/architecture.md that a parser can check: who imports whom, and the form of every source file."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "torch_tpu"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+# Package: the project's own packages it may import besides itself, and everything from outside the standard library.
+LAYERS: dict[str, tuple[set[str], set[str]]] = {
+    "runtime": (set(), {"numpy", "jaxlib"}),
+    "hlo": (set(), {"numpy", "ml_dtypes", "torch", "jaxlib.mlir"}),
+    "tensor": ({"hlo", "runtime"}, {"numpy", "torch"}),
+    "ops": ({"hlo"}, {"numpy", "torch"}),
+    "eager": ({"hlo", "ops", "runtime", "tensor"}, {"numpy", "torch"}),
+    "device": ({"eager", "runtime", "tensor"}, {"numpy", "torch"}),
+}
+# Counts of what happened; every layer adds to them.
+FOR_ALL = {"metrics"}
+LONGEST = 600
+MODULE_NAME = re.compile(r"(torch_tpu|jaxlib|jax)(\.\w+)+")
+MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|Users|root|work|mnt)/\w")
+
+
+def imported_modules(tree: ast.Module, names: set[str]) -> Iterator[str]:
+    """Every module a file names: in an import, wherever it stands, or as text for importlib.
+
+    Args:
+        names: what `from torch_tpu import …` may mean by a package or module.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"relative import in line {node.lineno}"
+            assert node.module is not None
+            if node.module in ("torch_tpu", "jaxlib"):
+                yield from (
+                    f"{node.module}.{alias.name}"
+                    for alias in node.names
+                    if node.module == "jaxlib" or alias.name in names
+                )
+            else:
+                yield node.module
+        elif isinstance(node, ast.Constant) and MODULE_NAME.fullmatch(str(node.value)):
+            yield str(node.value)
+
+
+def violations(layer: str, source: str) -> list[str]:
+    """The modules that a file of a layer names and may not."""
+    own, outside = LAYERS[layer]
+    names = {p.stem for p in SOURCE.iterdir()}
+    found = []
+    for module in imported_modules(ast.parse(source), names):
+        top, *rest = module.split(".")
+        if top == "torch_tpu":
+            allowed = not rest or rest[0] in own | FOR_ALL | {layer}
+        else:
+            allowed = top in sys.stdlib_module_names or any(f"{module}.".startswith(f"{o}.") for o in outside)
+        if not allowed:
+            found.append(module)
+    return found
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(SOURCE))
+
+
+def layer_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0]
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if layer_of(p) in LAYERS], ids=name)
+def test_imports_point_downwards(path: Path):
+    assert violations(layer_of(path), path.read_text()) == []
+
+
+def test_layers_have_no_cycle():
+    order = list(LAYERS)
+    for layer, (own, _) in LAYERS.items():
+        assert all(order.index(lower) < order.index(layer) for lower in own)
+
+
+def test_every_package_is_known():
+    """A new package has to be given its place."""
+    packages = {p.parent.name for p in SOURCE.glob("*/__init__.py")}
+    assert packages == {*LAYERS, "demo"}
+
+
+@pytest.mark.parametrize(
+    ("layer", "source", "module"),
+    [
+        ("ops", "from torch_tpu.eager import copy", "torch_tpu.eager"),
+        ("ops", "from torch_tpu import runtime", "torch_tpu.runtime"),
+        ("ops", "def f():\n    from jaxlib.mlir import ir", "jaxlib.mlir"),
+        ("hlo", "from jaxlib import xla_client", "jaxlib.xla_client"),
+        ("runtime", "import torch.nn", "torch.nn"),
+        ("runtime", "import jax", "jax"),
+        ("tensor", "importlib.import_module('torch_tpu.device.streams')", "torch_tpu.device.streams"),
+    ],
+)
+def test_a_wrong_import_is_found(layer: str, source: str, module: str):
+    assert violations(layer, source) == [module]
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_nobody_imports_jax(path: Path):
+    modules = imported_modules(ast.parse(path.read_text()), set())
+    assert [m for m in modules if m.split(".")[0] == "jax"] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_form(path: Path):
+    text = path.read_text()
+    statement = next(iter(ast.parse(text).body))
+    assert statement.lineno == 1
+    docstring = ast.get_docstring(ast.parse(text))
+    assert docstring, "the file does not say what it is for"
+    assert text.splitlines()[0].strip('"').strip(), "the first line does not say what the file is for"
+    assert len(text.splitlines()) <= LONGEST
+
+
+def test_no_path_of_one_machine():
+    """Neither in the source nor in tests and documentation."""
+    files = [
+        *FILES,
+        *(ROOT / "tests").rglob("*.py"),
+        *(ROOT / "docs").rglob("*.md"),
+        *ROOT.glob("*.*"),
+        ROOT / "Makefile",
+    ]
+    read = {p: p.read_text() for p in files if p.suffix in ("", ".py", ".md", ".toml", ".txt") and p.is_file()}
+    assert [str(p) for p, text in read.items() if MACHINE_PATH.search(text)] == []
+    assert MACHINE_PATH.search("see " + "/".join(["", "home", "someone", "x.py"]))
