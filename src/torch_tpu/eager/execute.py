@@ -64,7 +64,7 @@ def _view(g: Geometry, t: torch.Tensor) -> tuple[ViewKind, tuple[int, ...]]:
     return found
 
 
-class Signature:
+class CallSignature:
     """Collects what a call's plan depends on (`key`) and what it only takes as data."""
 
     __slots__ = ("data", "hosts", "key", "starts", "storages", "tensors", "values")
@@ -220,7 +220,7 @@ def initialise(storage: Any) -> Value:
     return value
 
 
-def _arguments(plan: Plan, sig: Signature, generator: Any) -> list[Buffer]:
+def _arguments(plan: Plan, sig: CallSignature, generator: Any) -> list[Buffer]:
     arguments = []
     for i in plan.bases:
         array = sig.values[i].array
@@ -242,7 +242,7 @@ def _arguments(plan: Plan, sig: Signature, generator: Any) -> list[Buffer]:
 # --- running -----------------------------------------------------------------------------------------------------
 
 
-def submit(plan: Plan, sig: Signature, generator: Any = None) -> Any:
+def submit(plan: Plan, sig: CallSignature, generator: Any = None) -> Any:
     """Runs a plan on a call's tensors and returns what the operator returns."""
     arguments = _arguments(plan, sig, generator)
     try:
@@ -272,7 +272,7 @@ def submit(plan: Plan, sig: Signature, generator: Any = None) -> Any:
     return _assemble(returned, results, sig, {})
 
 
-def _assemble(tree: Any, results: list[Buffer], sig: Signature, storages: dict[int, Any]) -> Any:
+def _assemble(tree: Any, results: list[Buffer], sig: CallSignature, storages: dict[int, Any]) -> Any:
     if isinstance(tree, Fresh):
         storage = storages.get(tree.result)
         if storage is None:
@@ -288,7 +288,7 @@ def _assemble(tree: Any, results: list[Buffer], sig: Signature, storages: dict[i
     return tree
 
 
-def placeholders(value: Any, sig: Signature, is_data: IsData, taken: dict[str, int]) -> Any:
+def placeholders(value: Any, sig: CallSignature, is_data: IsData, taken: dict[str, int]) -> Any:
     """`value` with a Slot in place of everything that is not part of the program, in the order `argument` met it."""
     if isinstance(value, _Tensor):
         kind = "input" if value.is_tpu else "host"  # type: ignore[attr-defined]
@@ -307,7 +307,7 @@ def placeholders(value: Any, sig: Signature, is_data: IsData, taken: dict[str, i
     return Slot(kind, index)
 
 
-def computes_wide(sig: Signature, extra: list[Any]) -> bool:
+def computes_wide(sig: CallSignature, extra: list[Any]) -> bool:
     """Whether numbers enter the program as float64: some tensor or asked-for dtype has 64-bit floats."""
     dtypes = [t.dtype for t in sig.tensors] + [t.dtype for t in sig.hosts]
     dtypes += [v for v in extra if isinstance(v, torch.dtype)] + [torch.get_default_dtype()]

@@ -37,7 +37,7 @@ class Operator:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if hooks.forked is not None:
             hooks.forked()
-        sig = execute.Signature([self])
+        sig = execute.CallSignature([self])
         for value, is_data in zip(args, self.data, strict=False):
             if isinstance(value, torch.Tensor):
                 sig.tensor(value)
@@ -53,13 +53,13 @@ class Operator:
                 check_device(value)
         try:
             plan = execute.find_plan(sig.finish(), lambda: self._call(sig, args, kwargs))
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        except Exception as error:
             raise as_cpu_raises(self.func, args, kwargs, error) from None
         if isinstance(plan, execute.Unsupported):
             return run_on_cpu(self.func, args, kwargs, plan.reason)
         return execute.submit(plan, sig, generator)
 
-    def _call(self, sig: execute.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    def _call(self, sig: execute.CallSignature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         taken: dict[str, int] = {}
         filled = tuple(execute.placeholders(v, sig, d, taken) for v, d in zip(args, self.data, strict=False))
         keyword = {n: execute.placeholders(v, sig, self.keyword_data[n], taken) for n, v in kwargs.items()}

@@ -17,12 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import strided
 from torch_tpu.hlo.array import Array, Number
-from torch_tpu.ops import derived, registry
+from torch_tpu.ops import derived, layout, registry
 from torch_tpu.ops.random_bits import Rng
 from torch_tpu.ops.registry import NoLowering, Spec
 from torch_tpu.ops.schema import bind, signature, unbind
 
-Check = tuple[Array, str, type[Exception], Array | None]
+StatedCheck = tuple[Array, str, type[Exception], Array | None]
 
 
 class Base:
@@ -70,7 +70,7 @@ class Tracer(TorchDispatchMode):
         self._alive: list[Any] = []
         self._starts: dict[int, tuple[Any, Sequence[Array]]] = {}
         self._decomposing: list[OpOverload] = []
-        self.checks: list[Check] = []
+        self.checks: list[StatedCheck] = []
 
     # --- storages ------------------------------------------------------------------------------------------------
 
@@ -158,7 +158,13 @@ class Tracer(TorchDispatchMode):
     @staticmethod
     def _fit(array: Array, shape: tuple[int, ...], dtype: torch.dtype) -> Array:
         array = hlo.convert(array, dtype)
-        return array if array.shape == shape else hlo.broadcast_to(array, shape)
+        if array.shape == shape:
+            return array
+        if hlo.broadcast_shapes(array.shape, shape) != shape:
+            raise RuntimeError(
+                f"output with shape {list(shape)} doesn't match the broadcast shape {list(array.shape)}"
+            )
+        return hlo.broadcast_to(array, shape)
 
     # --- calls ---------------------------------------------------------------------------------------------------
 
@@ -230,6 +236,8 @@ class Tracer(TorchDispatchMode):
             meta = func(*args, **kwargs)
         except NotImplementedError:
             meta = None
+        else:
+            meta = layout.as_on_cpu(func, meta, args)
         fresh = [] if meta is None else self._fresh_results(meta, sig)
         written = derived.written_arguments(func, rule)
         computed = self._computed_dtype(func, args, kwargs) if sig.is_inplace else None
