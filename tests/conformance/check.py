@@ -78,6 +78,7 @@ class _Run:
         self.most = most
         self.undefined = entry.op in tolerances.VALUES_UNDEFINED
         self.up_to_sign = entry.op in tolerances.UP_TO_SIGN
+        self.host_arguments = entry.op in tolerances.HOST_ARGUMENTS
         wider = tolerances.TOLERANCES.get(entry.op)
         if wider is not None and wider.dtypes and entry.dtype not in wider.dtypes:
             wider = None
@@ -127,13 +128,13 @@ class _Run:
     # --- the checks ----------------------------------------------------------------------------------------------
 
     def _forward(self, sample: Any) -> None:
-        self._same(self.info.op, sample, _copies(sample, detach=True))
+        self._same(self.info.op, sample, self._copies(sample, detach=True))
 
     def _inplace(self, sample: Any) -> None:
-        self._same(self.info.get_inplace(), sample, _copies(sample, detach=True))
+        self._same(self.info.get_inplace(), sample, self._copies(sample, detach=True))
 
     def _gradient(self, sample: Any) -> None:
-        host, device = _copies(sample)
+        host, device = self._copies(sample)
         try:
             want = sample.output_process_fn_grad(self._call(self.info.op, host))
         except Exception:
@@ -145,7 +146,7 @@ class _Run:
 
     def _out(self, sample: Any) -> None:
         """`out=` of the right kind, with other strides, and of a dtype that may not fit."""
-        (input_, args, kwargs), _ = _copies(sample, detach=True)
+        (input_, args, kwargs), _ = self._copies(sample, detach=True)
         try:
             result = self._call(self.info.op, (input_, args, kwargs))
         except Exception:
@@ -163,18 +164,27 @@ class _Run:
             lambda t: torch.zeros(t.shape, dtype=torch.int64),
         ):
             outs = tree_map(make, result)
-            host, device = _copies(sample, detach=True)
+            host, device = self._copies(sample, detach=True)
             host[2]["out"], device[2]["out"] = to_device(outs, "cpu"), to_device(outs)
             self._same(self.info.op, sample, (host, device))
 
     def _same_error(self, sample: Any) -> None:
-        host, device = _copies(sample)
+        host, device = self._copies(sample)
         want = _raised(lambda: self._call(self.info.op, host))
         if want is None:
             return
         _same_exception(_raised(lambda: self._call(self.info.op, device)), want)
 
     # --- what they share -----------------------------------------------------------------------------------------
+
+    def _copies(self, sample: Any, detach: bool = False) -> tuple[Any, Any]:
+        """The sample's (input, args, kwargs) twice: on the CPU and on the device."""
+        nest = (sample.input, sample.args, dict(sample.kwargs))
+        if detach:
+            nest = tree_map(lambda leaf: leaf.detach() if _is_tensor(leaf) else leaf, nest)
+        input_, args, kwargs = tree_map(lambda leaf: "tpu" if isinstance(leaf, str) and leaf == "cpu" else leaf, nest)
+        device = (to_device(input_), args, kwargs) if self.host_arguments else to_device((input_, args, kwargs))
+        return to_device(nest, "cpu"), device
 
     @staticmethod
     def _call(function: Callable[..., Any], inputs: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> Any:
@@ -212,15 +222,6 @@ def _record(failures: list[Failure], check: str, sample: Any, function: Callable
     else:
         return
     failures.append(Failure(check, kind, sample.summary()[:400], message[:600]))
-
-
-def _copies(sample: Any, detach: bool = False) -> tuple[Any, Any]:
-    """The sample's (input, args, kwargs) twice: on the CPU and on the device."""
-    nest = (sample.input, sample.args, dict(sample.kwargs))
-    if detach:
-        nest = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, nest)
-    device = tree_map(lambda leaf: "tpu" if isinstance(leaf, str) and leaf == "cpu" else leaf, nest)
-    return to_device(nest, "cpu"), to_device(device)
 
 
 def _blank(leaf: Any) -> Any:

@@ -1,0 +1,75 @@
+"""Where PyTorch's meta kernels give other strides than its CPU kernels: the CPU's, by operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._prims_common import suggest_memory_format
+
+aten = torch.ops.aten
+
+Layout = Callable[..., torch.Tensor]
+
+
+def _by_order(t: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """A dense tensor whose dimensions lie in memory in this order, outermost first."""
+    inverse = [list(order).index(i) for i in range(t.dim())]
+    return torch.empty([t.shape[i] for i in order], dtype=t.dtype, device=t.device).permute(inverse)
+
+
+def _column_major(t: torch.Tensor, *args: Any) -> torch.Tensor:
+    return _by_order(t, [*range(t.dim() - 2), t.dim() - 1, t.dim() - 2])
+
+
+def _row_major(t: torch.Tensor, *args: Any) -> torch.Tensor:
+    return torch.empty(t.shape, dtype=t.dtype, device=t.device)
+
+
+def _like_input(t: torch.Tensor, x: torch.Tensor, *args: Any) -> torch.Tensor:
+    return torch.empty_like(t, memory_format=suggest_memory_format(x))
+
+
+def _outermost_first(strides: Sequence[int], dims: Sequence[int]) -> list[int]:
+    return sorted(dims, key=lambda d: -strides[d])
+
+
+def _transformed(t: torch.Tensor, strides: Sequence[int], dims: Sequence[int]) -> torch.Tensor:
+    """What a Fourier transform over `dims` of an input with these strides makes: the other dimensions come first."""
+    return _by_order(t, [*_outermost_first(strides, [d for d in range(t.dim()) if d not in dims]), *dims])
+
+
+def _fft_r2c(t: torch.Tensor, x: torch.Tensor, dims: Sequence[int], *args: Any) -> torch.Tensor:
+    return _transformed(t, x.stride(), [*_outermost_first(x.stride(), dims[:-1]), dims[-1]])
+
+
+def _fft_c2r(t: torch.Tensor, x: torch.Tensor, dims: Sequence[int], *args: Any) -> torch.Tensor:
+    """A complex transform over all dimensions but the last, then the last."""
+    strides = x.stride()
+    if len(dims) > 1:
+        strides = _transformed(x, strides, _outermost_first(strides, dims[:-1])).stride()
+    return _transformed(t, strides, dims[-1:])
+
+
+# By operator and position among its results.
+_LAYOUTS: dict[OpOverload, dict[int, Layout]] = {
+    aten._fft_c2r.default: {0: _fft_c2r},
+    aten._fft_r2c.default: {0: _fft_r2c},
+    aten._linalg_svd.default: {2: _column_major},
+    aten.geqrf.default: {0: _column_major},
+    aten.linalg_eig.default: {1: _column_major},
+    aten.max_unpool2d.default: {0: _like_input},
+    aten.nonzero_static.default: {0: _row_major},
+}
+
+
+def as_on_cpu(func: OpOverload, meta: Any, args: tuple[Any, ...]) -> Any:
+    """An operator's meta results with the strides its CPU kernel gives them."""
+    layouts = _LAYOUTS.get(func)
+    if layouts is None:
+        return meta
+    if isinstance(meta, torch.Tensor):
+        return layouts[0](meta, *args)
+    return tuple(layouts[i](t, *args) if i in layouts else t for i, t in enumerate(meta))
