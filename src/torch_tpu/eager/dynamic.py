@@ -13,6 +13,7 @@ import torch
 
 from torch_tpu.eager.kernels import kernel, program
 from torch_tpu.hlo.strided import contiguous_strides
+from torch_tpu.hlo.types import type_name
 from torch_tpu.tensor.storage import view
 from torch_tpu.tensor.transfer import host_view
 
@@ -131,8 +132,7 @@ def unique_dim_consecutive(
 
 
 def _not_implemented(kernel_name: str, dtype: torch.dtype) -> NotImplementedError:
-    names = {torch.float32: "Float", torch.float64: "Double", torch.bool: "Bool", torch.float16: "Half"}
-    return NotImplementedError(f"\"{kernel_name}\" not implemented for '{names.get(dtype, dtype)}'")
+    return NotImplementedError(f"\"{kernel_name}\" not implemented for '{type_name(dtype)}'")
 
 
 @kernel("bincount")

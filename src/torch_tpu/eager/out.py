@@ -9,6 +9,7 @@ import torch
 from torch._ops import OpOverload
 
 from torch_tpu.eager import copy
+from torch_tpu.eager.fallback import cpu_error
 from torch_tpu.ops.schema import bind, signature, unbind
 from torch_tpu.tensor.errors import device_mismatch
 
@@ -44,7 +45,13 @@ class OutKernel:
         positional, keyword = unbind(self.functional, bound)
         results = self.functional(*positional, **keyword)
         flat = _tensors(results if isinstance(results, (list, tuple)) else [results])
-        for out, result in zip(_tensors(outs), flat, strict=True):
+        pairs = list(zip(_tensors(outs), flat, strict=True))
+        # Which other dtypes `out` may have, and what is raised for the rest, is each operator's own affair.
+        if any(out.dtype is not result.dtype for out, result in pairs) and (
+            error := cpu_error(self.func, args, kwargs)
+        ):
+            raise error
+        for out, result in pairs:
             place(out, result)
         return outs[0] if len(outs) == 1 and not self.sig.returns_list else tuple(outs)
 
@@ -57,17 +64,7 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 
 def place(out: torch.Tensor, result: torch.Tensor) -> None:
-    """Writes `result` into `out` as PyTorch does: resized if empty (with a warning if not), converted if that is safe.
-
-    Raises:
-        RuntimeError: where the result's dtype can't be cast to that of `out`.
-    """
-    if not torch.can_cast(result.dtype, out.dtype):
-        kind = {torch.float32: "Float", torch.float64: "Double", torch.int64: "Long", torch.bool: "Bool"}
-        raise RuntimeError(
-            f"result type {kind.get(result.dtype, result.dtype)} can't be cast to the desired output type "
-            f"{kind.get(out.dtype, out.dtype)}"
-        )
+    """Writes `result` into `out` as PyTorch does: resized if empty (with a warning if not), converted."""
     if out.shape != result.shape:
         if out.numel():
             warnings.warn(

@@ -51,25 +51,25 @@ class Array:
     def __repr__(self) -> str:
         return f"Array({self.dtype}, {list(self.shape)})"
 
-    def __add__(self, other: Array | Number) -> Array:
+    def __add__(self, other: ArrayLike) -> Array:
         return add(self, other)
 
     def __radd__(self, other: Number) -> Array:
         return add(other, self)
 
-    def __sub__(self, other: Array | Number) -> Array:
+    def __sub__(self, other: ArrayLike) -> Array:
         return subtract(self, other)
 
     def __rsub__(self, other: Number) -> Array:
         return subtract(other, self)
 
-    def __mul__(self, other: Array | Number) -> Array:
+    def __mul__(self, other: ArrayLike) -> Array:
         return multiply(self, other)
 
     def __rmul__(self, other: Number) -> Array:
         return multiply(other, self)
 
-    def __truediv__(self, other: Array | Number) -> Array:
+    def __truediv__(self, other: ArrayLike) -> Array:
         return divide(self, other)
 
     def __rtruediv__(self, other: Number) -> Array:
@@ -78,35 +78,38 @@ class Array:
     def __neg__(self) -> Array:
         return negate(self)
 
-    def __and__(self, other: Array | Number) -> Array:
+    def __and__(self, other: ArrayLike) -> Array:
         return and_(self, other)
 
-    def __or__(self, other: Array | Number) -> Array:
+    def __or__(self, other: ArrayLike) -> Array:
         return or_(self, other)
 
-    def __xor__(self, other: Array | Number) -> Array:
+    def __xor__(self, other: ArrayLike) -> Array:
         return xor(self, other)
 
     def __invert__(self) -> Array:
         return not_(self)
 
-    def __lt__(self, other: Array | Number) -> Array:
+    def __lt__(self, other: ArrayLike) -> Array:
         return compare(self, other, "LT")
 
-    def __le__(self, other: Array | Number) -> Array:
+    def __le__(self, other: ArrayLike) -> Array:
         return compare(self, other, "LE")
 
-    def __gt__(self, other: Array | Number) -> Array:
+    def __gt__(self, other: ArrayLike) -> Array:
         return compare(self, other, "GT")
 
-    def __ge__(self, other: Array | Number) -> Array:
+    def __ge__(self, other: ArrayLike) -> Array:
         return compare(self, other, "GE")
 
-    def eq(self, other: Array | Number) -> Array:
+    def eq(self, other: ArrayLike) -> Array:
         return compare(self, other, "EQ")
 
-    def ne(self, other: Array | Number) -> Array:
+    def ne(self, other: ArrayLike) -> Array:
         return compare(self, other, "NE")
+
+
+ArrayLike = Array | Number
 
 
 def _result_of(value: Any, like: Array) -> Array:
@@ -135,6 +138,11 @@ def constant(value: Number | npt.ArrayLike, dtype: torch.dtype, shape: Sequence[
     attribute = ir.DenseElementsAttr.get(raw, type=element_type, shape=list(array.shape))
     result = Array(stablehlo.constant(attribute), array.shape, dtype)
     return result if shape is None else broadcast_to(result, shape)
+
+
+def as_array(value: ArrayLike, dtype: torch.dtype) -> Array:
+    """An Array converted to `dtype`; a number as a 0-d constant."""
+    return convert(value, dtype) if isinstance(value, Array) else constant(value, dtype)
 
 
 def full(shape: Sequence[int], value: Number, dtype: torch.dtype) -> Array:
@@ -264,7 +272,7 @@ def stack(arrays: Sequence[Array], dim: int) -> Array:
 
 def pad(
     x: Array,
-    value: Array | Number,
+    value: ArrayLike,
     low: Sequence[int],
     high: Sequence[int],
     interior: Sequence[int] | None = None,
@@ -319,7 +327,7 @@ def imag(x: Array) -> Array:
     return Array(stablehlo.imag(x.value), x.shape, types.REAL_PART[x.dtype])
 
 
-def complex_(re: Array | Number, im: Array | Number) -> Array:
+def complex_(re: ArrayLike, im: ArrayLike) -> Array:
     re, im = _pair(re, im)
     return Array(stablehlo.complex(re.value, im.value), re.shape, types.COMPLEX_OF[re.dtype])
 
@@ -331,7 +339,7 @@ def conj(x: Array) -> Array:
 # --- elementwise: two operands -----------------------------------------------------------------------------------
 
 
-def _pair(x: Array | Number, y: Array | Number) -> tuple[Array, Array]:
+def _pair(x: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
     if not isinstance(x, Array):
         assert isinstance(y, Array), "one operand must be an Array"
         return constant(x, y.dtype, y.shape), y
@@ -345,10 +353,10 @@ def _pair(x: Array | Number, y: Array | Number) -> tuple[Array, Array]:
     return x, y
 
 
-def _binary(name: str) -> Callable[[Array | Number, Array | Number], Array]:
+def _binary(name: str) -> Callable[[ArrayLike, ArrayLike], Array]:
     build = getattr(stablehlo, name)
 
-    def operation(x: Array | Number, y: Array | Number) -> Array:
+    def operation(x: ArrayLike, y: ArrayLike) -> Array:
         x, y = _pair(x, y)
         return _result_of(build(x.value, y.value), x)
 
@@ -373,7 +381,7 @@ shift_right_arithmetic = _binary("shift_right_arithmetic")
 shift_right_logical = _binary("shift_right_logical")
 
 
-def compare(x: Array | Number, y: Array | Number, direction: str) -> Array:
+def compare(x: ArrayLike, y: ArrayLike, direction: str) -> Array:
     """`direction` is EQ, NE, LT, LE, GT or GE. Floats compare as IEEE 754 says: NaN equals nothing."""
     x, y = _pair(x, y)
     attribute = stablehlo.ComparisonDirectionAttr.get(direction)
@@ -385,14 +393,14 @@ def next_after(x: Array, y: Array) -> Array:
     return _result_of(chlo.next_after(x.value, y.value), x)
 
 
-def select(condition: Array, on_true: Array | Number, on_false: Array | Number) -> Array:
+def select(condition: Array, on_true: ArrayLike, on_false: ArrayLike) -> Array:
     on_true, on_false = _pair(on_true, on_false)
     shape = broadcast_shapes(condition.shape, on_true.shape)
     condition, on_true, on_false = (broadcast_to(a, shape) for a in (condition, on_true, on_false))
     return _result_of(stablehlo.select(condition.value, on_true.value, on_false.value), on_true)
 
 
-def clamp(low: Array | Number, x: Array, high: Array | Number) -> Array:
+def clamp(low: ArrayLike, x: Array, high: ArrayLike) -> Array:
     """`x` limited to [low, high]; NaN stays NaN."""
     return minimum(maximum(x, low), high)
 

@@ -88,3 +88,24 @@ def is_float(dtype: torch.dtype) -> bool:
 def is_integer(dtype: torch.dtype) -> bool:
     """Integer dtypes without bool."""
     return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+
+
+_TYPE_NAMES = {
+    torch.uint8: "Byte",
+    torch.int8: "Char",
+    torch.int16: "Short",
+    torch.int32: "Int",
+    torch.int64: "Long",
+    torch.float16: "Half",
+    torch.float32: "Float",
+    torch.float64: "Double",
+    torch.bool: "Bool",
+    torch.bfloat16: "BFloat16",
+    torch.complex64: "ComplexFloat",
+    torch.complex128: "ComplexDouble",
+}
+
+
+def type_name(dtype: torch.dtype) -> str:
+    """What PyTorch's messages call a dtype."""
+    return _TYPE_NAMES.get(dtype, str(dtype))

@@ -8,43 +8,41 @@ from functools import cache
 import torch
 
 from torch_tpu.hlo import array as hlo
-from torch_tpu.hlo.array import Array, Number
+from torch_tpu.hlo.array import Array, ArrayLike
 from torch_tpu.ops.promotion import cast, compute_dtype, elementwise
 from torch_tpu.ops.random_bits import Rng
 from torch_tpu.ops.registry import Spec, lower
-
-Value = Array | Number
 
 # --- piecewise linear --------------------------------------------------------------------------------------------
 
 
 @elementwise("threshold")
-def threshold(x: Array, threshold: Value, value: Value) -> Array:
+def threshold(x: Array, threshold: ArrayLike, value: ArrayLike) -> Array:
     return hlo.select(x <= threshold, value, x)
 
 
 @elementwise("threshold_backward")
-def threshold_backward(grad: Array, x: Array, threshold: Value) -> Array:
+def threshold_backward(grad: Array, x: Array, threshold: ArrayLike) -> Array:
     return hlo.select(x <= threshold, 0, grad)
 
 
 @elementwise("leaky_relu")
-def leaky_relu(x: Array, negative_slope: Value = 0.01) -> Array:
+def leaky_relu(x: Array, negative_slope: ArrayLike = 0.01) -> Array:
     return hlo.select(x > 0, x, x * negative_slope)
 
 
 @elementwise("leaky_relu_backward")
-def leaky_relu_backward(grad: Array, x: Array, negative_slope: Value, self_is_result: bool) -> Array:
+def leaky_relu_backward(grad: Array, x: Array, negative_slope: ArrayLike, self_is_result: bool) -> Array:
     return hlo.select(x > 0, grad, grad * negative_slope)
 
 
 @elementwise("hardtanh")
-def hardtanh(x: Array, min_val: Value = -1, max_val: Value = 1) -> Array:
+def hardtanh(x: Array, min_val: ArrayLike = -1, max_val: ArrayLike = 1) -> Array:
     return hlo.clamp(min_val, x, max_val)
 
 
 @elementwise("hardtanh_backward")
-def hardtanh_backward(grad: Array, x: Array, min_val: Value, max_val: Value) -> Array:
+def hardtanh_backward(grad: Array, x: Array, min_val: ArrayLike, max_val: ArrayLike) -> Array:
     return hlo.select((x <= min_val) | (x >= max_val), 0, grad)
 
 
@@ -73,21 +71,21 @@ def hardswish_backward(grad: Array, x: Array) -> Array:
 
 
 @elementwise("hardshrink")
-def hardshrink(x: Array, lambd: Value = 0.5) -> Array:
+def hardshrink(x: Array, lambd: ArrayLike = 0.5) -> Array:
     return hlo.select(_shrunk(x, lambd), 0, x)
 
 
 @elementwise("softshrink")
-def softshrink(x: Array, lambd: Value = 0.5) -> Array:
+def softshrink(x: Array, lambd: ArrayLike = 0.5) -> Array:
     return hlo.select(_shrunk(x, lambd), 0, x - hlo.sign(x) * lambd)
 
 
 @elementwise("hardshrink_backward", "softshrink_backward")
-def shrink_backward(grad: Array, x: Array, lambd: Value) -> Array:
+def shrink_backward(grad: Array, x: Array, lambd: ArrayLike) -> Array:
     return hlo.select(_shrunk(x, lambd), 0, grad)
 
 
-def _shrunk(x: Array, lambd: Value) -> Array:
+def _shrunk(x: Array, lambd: ArrayLike) -> Array:
     return (x >= -lambd) & (x <= lambd)
 
 
@@ -106,8 +104,8 @@ def prelu_backward(grad: Array, x: Array, weight: Array) -> tuple[Array, Array]:
 def rrelu_with_noise(
     x: Array,
     noise: Array,
-    low: Value = 0.125,
-    high: Value = 1 / 3,
+    low: ArrayLike = 0.125,
+    high: ArrayLike = 1 / 3,
     training: bool = False,
     generator: None = None,
     *,
@@ -126,8 +124,8 @@ def rrelu_with_noise(
 def rrelu_with_noise_functional(
     x: Array,
     noise: Array,
-    low: Value = 0.125,
-    high: Value = 1 / 3,
+    low: ArrayLike = 0.125,
+    high: ArrayLike = 1 / 3,
     training: bool = False,
     generator: None = None,
     *,
@@ -161,12 +159,14 @@ def rrelu_with_noise_backward(
 
 
 @elementwise("elu")
-def elu(x: Array, alpha: Value = 1, scale: Value = 1, input_scale: Value = 1) -> Array:
+def elu(x: Array, alpha: ArrayLike = 1, scale: ArrayLike = 1, input_scale: ArrayLike = 1) -> Array:
     return hlo.select(x < 0, hlo.expm1(x * input_scale) * (alpha * scale), x * scale)
 
 
 @elementwise("elu_backward")
-def elu_backward(grad: Array, alpha: Value, scale: Value, input_scale: Value, is_result: bool, x: Array) -> Array:
+def elu_backward(
+    grad: Array, alpha: ArrayLike, scale: ArrayLike, input_scale: ArrayLike, is_result: bool, x: Array
+) -> Array:
     coefficient = alpha * scale
     slope = (x + coefficient) if is_result else hlo.exp(x * input_scale) * coefficient
     return grad * hlo.select(x <= 0, slope * input_scale, scale + hlo.full_like(x, 0))
@@ -225,12 +225,12 @@ def mish_backward(grad: Array, x: Array) -> Array:
 
 
 @elementwise("softplus")
-def softplus(x: Array, beta: Value = 1, threshold: Value = 20) -> Array:
+def softplus(x: Array, beta: ArrayLike = 1, threshold: ArrayLike = 20) -> Array:
     return hlo.select(x * beta > threshold, x, hlo.log1p(hlo.exp(x * beta)) / beta)
 
 
 @elementwise("softplus_backward")
-def softplus_backward(grad: Array, x: Array, beta: Value, threshold: Value) -> Array:
+def softplus_backward(grad: Array, x: Array, beta: ArrayLike, threshold: ArrayLike) -> Array:
     return hlo.select(x * beta > threshold, grad, grad * hlo.logistic(x * beta))
 
 
@@ -258,7 +258,7 @@ def tanh_backward(grad: Array, y: Array) -> Array:
 
 
 @elementwise("logit_backward")
-def logit_backward(grad: Array, x: Array, eps: Value | None = None) -> Array:
+def logit_backward(grad: Array, x: Array, eps: ArrayLike | None = None) -> Array:
     slope = grad / hlo.abs_(x * (1 - x))
     if eps is None:
         return hlo.select((x < 0) | (x > 1), math.nan, slope)

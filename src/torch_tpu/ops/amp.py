@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
-from torch_tpu.hlo.array import Array, Number
+from torch_tpu.hlo.array import Array, ArrayLike
 from torch_tpu.ops.promotion import cast, compute_dtype
 from torch_tpu.ops.registry import lower
 
@@ -29,8 +29,8 @@ def update_scale(
     scale: Array,
     growth_tracker: Array,
     found_inf: Array,
-    growth_factor: Array | Number,
-    backoff_factor: Array | Number,
+    growth_factor: ArrayLike,
+    backoff_factor: ArrayLike,
     growth_interval: int,
 ) -> tuple[Array, Array]:
     """Backs off after an infinity; grows after `growth_interval` steps without one, unless that overflows."""

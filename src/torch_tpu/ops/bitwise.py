@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from torch_tpu.hlo import array as hlo
-from torch_tpu.hlo.array import Array, Number
+from torch_tpu.hlo.array import Array, ArrayLike
 from torch_tpu.ops.promotion import elementwise
 
 
 @elementwise("bitwise_and.Tensor", "bitwise_and.Scalar", "bitwise_and.Scalar_Tensor")
-def bitwise_and(x: Array | Number, y: Array | Number) -> Array:
+def bitwise_and(x: ArrayLike, y: ArrayLike) -> Array:
     return hlo.and_(x, y)
 
 
 @elementwise("bitwise_or.Tensor", "bitwise_or.Scalar", "bitwise_or.Scalar_Tensor")
-def bitwise_or(x: Array | Number, y: Array | Number) -> Array:
+def bitwise_or(x: ArrayLike, y: ArrayLike) -> Array:
     return hlo.or_(x, y)
 
 
 @elementwise("bitwise_xor.Tensor", "bitwise_xor.Scalar", "bitwise_xor.Scalar_Tensor")
-def bitwise_xor(x: Array | Number, y: Array | Number) -> Array:
+def bitwise_xor(x: ArrayLike, y: ArrayLike) -> Array:
     return hlo.xor(x, y)
 
 
@@ -34,7 +34,7 @@ def bitwise_not(x: Array) -> Array:
     "__lshift__.Tensor",
     "__lshift__.Scalar",
 )
-def left_shift(x: Array | Number, y: Array | Number) -> Array:
+def left_shift(x: ArrayLike, y: ArrayLike) -> Array:
     """By a negative amount or at least the width: 0, as StableHLO defines it too."""
     return hlo.shift_left(x, y)
 
@@ -46,7 +46,7 @@ def left_shift(x: Array | Number, y: Array | Number) -> Array:
     "__rshift__.Tensor",
     "__rshift__.Scalar",
 )
-def right_shift(x: Array | Number, y: Array | Number) -> Array:
+def right_shift(x: ArrayLike, y: ArrayLike) -> Array:
     """Keeps the sign; by a negative amount or at least the width: all sign bits, as StableHLO defines it too."""
     like = x if isinstance(x, Array) else y
     assert isinstance(like, Array)

@@ -6,7 +6,7 @@ from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
 from torch_tpu.ops.indexing import elements, read, region
-from torch_tpu.ops.loss import MEAN, NONE, Value, reduced, spread
+from torch_tpu.ops.loss import MEAN, NONE, ArrayLike, reduced, spread
 from torch_tpu.ops.promotion import cast, compute_dtype
 from torch_tpu.ops.registry import Check, Spec, lower
 
@@ -91,7 +91,7 @@ def _rows(x: Array) -> Array:
     return x if x.ndim == 2 else hlo.reshape(x, (1, x.size))
 
 
-def _margins(x: Array, target: Array, margin: Value) -> tuple[Array, Array]:
+def _margins(x: Array, target: Array, margin: ArrayLike) -> tuple[Array, Array]:
     """By how much each class comes closer to the target's score than `margin`, and which class is the target."""
     hit = hlo.expand_dims(target, 1).eq(hlo.iota(x.shape, 1, target.dtype))
     excess = margin - hlo.expand_dims(take_class(x, target), 1) + x
@@ -107,7 +107,7 @@ def multi_margin_loss(
     x: Array,
     target: Array,
     p: int = 1,
-    margin: Value = 1,
+    margin: ArrayLike = 1,
     weight: Array | None = None,
     reduction: int = MEAN,
     *,
@@ -129,7 +129,7 @@ def multi_margin_loss_backward(
     x: Array,
     target: Array,
     p: int,
-    margin: Value,
+    margin: ArrayLike,
     weight: Array | None = None,
     reduction: int = MEAN,
 ) -> Array:

@@ -17,6 +17,7 @@ from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
 from torch_tpu.ops.matmul import dot, precision
+from torch_tpu.ops.pooling import per_dimension
 from torch_tpu.ops.promotion import compute_dtype
 from torch_tpu.ops.registry import Spec, decompose, lower
 
@@ -169,10 +170,6 @@ def _slow_convolution(
     return torch.convolution(x, weight, bias, stride, padding, [1] * len(stride), False, [0] * len(stride), 1)
 
 
-def _per_dimension(value: Ints | int, count: int) -> list[int]:
-    return [value] * count if isinstance(value, int) else list(value) * (count if len(value) == 1 else 1)
-
-
 @decompose("slow_conv_dilated2d", "slow_conv_dilated3d")
 def _dilated_convolution(
     x: torch.Tensor,
@@ -184,7 +181,7 @@ def _dilated_convolution(
     dilation: Ints | int = 1,
 ) -> torch.Tensor:
     spatial = len(kernel_size)
-    stride, padding, dilation = (_per_dimension(v, spatial) for v in (stride, padding, dilation))
+    stride, padding, dilation = (per_dimension(v, spatial) for v in (stride, padding, dilation))
     return torch.convolution(x, weight, bias, stride, padding, dilation, False, [0] * spatial, 1)
 
 
@@ -199,7 +196,7 @@ def _transposed_convolution(
     output_padding: Ints | int = 0,
     dilation: Ints | int = 1,
 ) -> torch.Tensor:
-    options = (_per_dimension(v, len(kernel_size)) for v in (stride, padding, output_padding, dilation))
+    options = (per_dimension(v, len(kernel_size)) for v in (stride, padding, output_padding, dilation))
     stride, padding, output_padding, dilation = options
     return torch.convolution(x, weight, bias, stride, padding, dilation, True, output_padding, 1)
 

@@ -7,11 +7,9 @@ from typing import Any
 import torch
 
 from torch_tpu.hlo import array as hlo
-from torch_tpu.hlo.array import Array, Number
+from torch_tpu.hlo.array import Array, ArrayLike, Number
 from torch_tpu.ops.promotion import compute_dtype
 from torch_tpu.ops.registry import Spec, lower
-
-Value = Array | Number
 
 # --- one value ---------------------------------------------------------------------------------------------------
 
@@ -32,21 +30,17 @@ def ones(*arguments: Any, out: Spec, **options: Any) -> Array:
 
 
 @lower("fill.Scalar", "fill.Tensor")
-def fill(x: Array, value: Value) -> Array:
+def fill(x: Array, value: ArrayLike) -> Array:
     return _filled(value, Spec(x.shape, x.dtype))
 
 
 @lower("scalar_tensor")
-def scalar_tensor(value: Value, *, out: Spec, **options: Any) -> Array:
+def scalar_tensor(value: ArrayLike, *, out: Spec, **options: Any) -> Array:
     return _filled(value, out)
 
 
-def _filled(value: Value, out: Spec) -> Array:
-    return hlo.broadcast_to(_scalar(value, out.dtype), out.shape)
-
-
-def _scalar(value: Value, dtype: torch.dtype) -> Array:
-    return hlo.convert(value, dtype) if isinstance(value, Array) else hlo.constant(value, dtype)
+def _filled(value: ArrayLike, out: Spec) -> Array:
+    return hlo.broadcast_to(hlo.as_array(value, out.dtype), out.shape)
 
 
 # --- ranges ------------------------------------------------------------------------------------------------------
@@ -62,10 +56,10 @@ def arange_from(start: Number, end: Number, step: Number = 1, *, out: Spec, **op
     return _progression(start, step, out)
 
 
-def _progression(start: Value, step: Value, out: Spec) -> Array:
+def _progression(start: ArrayLike, step: ArrayLike, out: Spec) -> Array:
     """start + step·i in the dtype the CPU accumulates in: float64 for floats, int64 (after truncation) for integers."""
     wide = torch.float64 if out.dtype.is_floating_point else torch.int64
-    return hlo.iota(out.shape, 0, wide) * _scalar(step, wide) + _scalar(start, wide)
+    return hlo.iota(out.shape, 0, wide) * hlo.as_array(step, wide) + hlo.as_array(start, wide)
 
 
 # What the kernels in `eager.creation` run: of `arange`'s numbers only the length is part of the program.
@@ -74,15 +68,15 @@ _library.define("range(int length, Scalar start, Scalar step, *, ScalarType dtyp
 
 
 @lower("tpu::range", wide=True)
-def lower_range(length: int, start: Value, step: Value, *, dtype: torch.dtype) -> Array:
+def lower_range(length: int, start: ArrayLike, step: ArrayLike, *, dtype: torch.dtype) -> Array:
     return hlo.convert(_progression(start, step, Spec((length,), dtype)), dtype)
 
 
 @lower("linspace", "linspace.Tensor_Tensor", "linspace.Tensor_Scalar", "linspace.Scalar_Tensor", wide=True)
-def linspace(start: Value, end: Value, steps: int, *, out: Spec, **options: Any) -> Array:
+def linspace(start: ArrayLike, end: ArrayLike, steps: int, *, out: Spec, **options: Any) -> Array:
     """Integers are spaced in float64 and truncated."""
     wide = compute_dtype(out.dtype) if out.dtype.is_floating_point or out.dtype.is_complex else torch.float64
-    return _spaced(_scalar(start, wide), _scalar(end, wide), steps)
+    return _spaced(hlo.as_array(start, wide), hlo.as_array(end, wide), steps)
 
 
 def _spaced(start: Array, end: Array, steps: int) -> Array:
@@ -95,9 +89,11 @@ def _spaced(start: Array, end: Array, steps: int) -> Array:
 
 
 @lower("logspace", "logspace.Tensor_Tensor", "logspace.Tensor_Scalar", "logspace.Scalar_Tensor", wide=True)
-def logspace(start: Value, end: Value, steps: int, base: Value = 10.0, *, out: Spec, **options: Any) -> Array:
+def logspace(
+    start: ArrayLike, end: ArrayLike, steps: int, base: ArrayLike = 10.0, *, out: Spec, **options: Any
+) -> Array:
     wide = compute_dtype(out.dtype) if out.dtype.is_floating_point or out.dtype.is_complex else torch.float64
-    return hlo.power(_scalar(base, wide), _spaced(_scalar(start, wide), _scalar(end, wide), steps))
+    return hlo.power(hlo.as_array(base, wide), _spaced(hlo.as_array(start, wide), hlo.as_array(end, wide), steps))
 
 
 # --- matrices ----------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import torch
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured, types
-from torch_tpu.hlo.array import Array, Number
+from torch_tpu.hlo.array import Array, ArrayLike, Number
 from torch_tpu.ops.promotion import cast, compute_dtype, elementwise
 from torch_tpu.ops.registry import Check, Spec, lower
 
@@ -14,12 +14,12 @@ from torch_tpu.ops.registry import Check, Spec, lower
 
 
 @elementwise("add.Tensor", "add.Scalar")
-def add(x: Array, y: Array | Number, alpha: Array | Number = 1) -> Array:
+def add(x: Array, y: ArrayLike, alpha: ArrayLike = 1) -> Array:
     return hlo.add(x, _scaled(y, alpha, x))
 
 
 @lower("sub.Tensor", "sub.Scalar")
-def sub(x: Array, y: Array | Number, alpha: Array | Number = 1, *, out: Spec) -> Array:
+def sub(x: Array, y: ArrayLike, alpha: ArrayLike = 1, *, out: Spec) -> Array:
     if any(v.dtype is torch.bool if isinstance(v, Array) else isinstance(v, bool) for v in (x, y)):
         raise RuntimeError("Subtraction, the `-` operator, with a bool tensor is not supported.")
     x, y, alpha = (cast(v, compute_dtype(out.dtype)) for v in (x, y, alpha))
@@ -27,29 +27,29 @@ def sub(x: Array, y: Array | Number, alpha: Array | Number = 1, *, out: Spec) ->
 
 
 @lower("rsub.Tensor", "rsub.Scalar")
-def rsub(x: Array, y: Array | Number, alpha: Array | Number = 1, *, out: Spec) -> Array:
+def rsub(x: Array, y: ArrayLike, alpha: ArrayLike = 1, *, out: Spec) -> Array:
     first = y if isinstance(y, Array) else hlo.constant(y, compute_dtype(out.dtype))
     return sub(first, x, alpha, out=out)
 
 
-def _scaled(y: Array | Number, alpha: Array | Number, like: Array) -> Array | Number:
+def _scaled(y: ArrayLike, alpha: ArrayLike, like: Array) -> ArrayLike:
     if isinstance(alpha, (int, float)) and alpha == 1:
         return y
     return hlo.multiply(y if isinstance(y, Array) else hlo.constant(y, like.dtype), alpha)
 
 
 @elementwise("mul.Tensor", "mul.Scalar")
-def mul(x: Array, y: Array | Number) -> Array:
+def mul(x: Array, y: ArrayLike) -> Array:
     return x * y
 
 
 @elementwise("div.Tensor", "div.Scalar")
-def div(x: Array, y: Array | Number) -> Array:
+def div(x: Array, y: ArrayLike) -> Array:
     return x / y
 
 
 @elementwise("div.Tensor_mode", "div.Scalar_mode")
-def div_mode(x: Array, y: Array | Number, *, rounding_mode: str | None, out: Spec, check: Check) -> Array:
+def div_mode(x: Array, y: ArrayLike, *, rounding_mode: str | None, out: Spec, check: Check) -> Array:
     match rounding_mode:
         case "floor":
             return _floor_divide(x, y, check)
@@ -64,7 +64,7 @@ def div_mode(x: Array, y: Array | Number, *, rounding_mode: str | None, out: Spe
 _REDUCED = {torch.float16: (5, 10), torch.bfloat16: (8, 7)}
 
 
-def _rounded_quotient(x: Array, y: Array | Number, dtype: torch.dtype) -> Array:
+def _rounded_quotient(x: Array, y: ArrayLike, dtype: torch.dtype) -> Array:
     """The CPU divides tensors of reduced precision in that precision, but by a number in float32."""
     if isinstance(y, Array) and y.ndim and dtype in _REDUCED:
         return hlo.reduce_precision(x / y, *_REDUCED[dtype])
@@ -72,11 +72,11 @@ def _rounded_quotient(x: Array, y: Array | Number, dtype: torch.dtype) -> Array:
 
 
 @elementwise("floor_divide", "floor_divide.Scalar")
-def floor_divide(x: Array, y: Array | Number, *, check: Check) -> Array:
+def floor_divide(x: Array, y: ArrayLike, *, check: Check) -> Array:
     return _floor_divide(x, y, check)
 
 
-def _floor_divide(x: Array, y: Array | Number, check: Check) -> Array:
+def _floor_divide(x: Array, y: ArrayLike, check: Check) -> Array:
     """Integers round towards -∞; floats as CPython's `float.__floordiv__`, from the exact remainder."""
     y = _like(y, x)
     if not x.dtype.is_floating_point:
@@ -94,7 +94,7 @@ def _floor_divide(x: Array, y: Array | Number, check: Check) -> Array:
 
 
 @elementwise("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
-def remainder(x: Array | Number, y: Array | Number, *, check: Check) -> Array:
+def remainder(x: ArrayLike, y: ArrayLike, *, check: Check) -> Array:
     """The result has the divisor's sign."""
     x, y = _arrays(x, y)
     _require_nonzero(y, x, check)
@@ -103,7 +103,7 @@ def remainder(x: Array | Number, y: Array | Number, *, check: Check) -> Array:
 
 
 @elementwise("fmod.Tensor", "fmod.Scalar")
-def fmod(x: Array, y: Array | Number, *, check: Check) -> Array:
+def fmod(x: Array, y: ArrayLike, *, check: Check) -> Array:
     """The result has the dividend's sign."""
     _require_nonzero(y, x, check)
     return hlo.remainder(x, _like(y, x))
@@ -113,17 +113,17 @@ def _differs_in_sign(rest: Array, divisor: Array) -> Array:
     return rest.ne(0) & (rest < 0).ne(divisor < 0)
 
 
-def _require_nonzero(divisor: Array | Number, like: Array, check: Check) -> None:
+def _require_nonzero(divisor: ArrayLike, like: Array, check: Check) -> None:
     if not like.dtype.is_floating_point:
         flags = _like(divisor, like).ne(0)
         check(structured.reduce_and(flags, range(flags.ndim)), "ZeroDivisionError", RuntimeError)
 
 
-def _like(y: Array | Number, x: Array) -> Array:
+def _like(y: ArrayLike, x: Array) -> Array:
     return y if isinstance(y, Array) else hlo.constant(y, x.dtype)
 
 
-def _arrays(x: Array | Number, y: Array | Number) -> tuple[Array, Array]:
+def _arrays(x: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
     if isinstance(x, Array):
         return x, _like(y, x)
     assert isinstance(y, Array)
@@ -136,17 +136,17 @@ def neg(x: Array) -> Array:
 
 
 @elementwise("addcmul")
-def addcmul(x: Array, a: Array, b: Array, *, value: Array | Number) -> Array:
+def addcmul(x: Array, a: Array, b: Array, *, value: ArrayLike) -> Array:
     return x + _scaled(a, value, x) * b
 
 
 @elementwise("addcdiv")
-def addcdiv(x: Array, a: Array, b: Array, *, value: Array | Number) -> Array:
+def addcdiv(x: Array, a: Array, b: Array, *, value: ArrayLike) -> Array:
     return x + _scaled(a, value, x) / b
 
 
 @elementwise("lerp.Scalar", "lerp.Tensor")
-def lerp(start: Array, end: Array, weight: Array | Number) -> Array:
+def lerp(start: Array, end: Array, weight: ArrayLike) -> Array:
     """From whichever end is nearer, so that weight 1 gives `end` exactly."""
     weight = _like(weight, start)
     return hlo.select(hlo.abs_(weight) < 0.5, start + weight * (end - start), end - (end - start) * (1 - weight))
@@ -164,7 +164,7 @@ def _is_structure(exponent: Number) -> bool:
 
 
 @elementwise("pow.Tensor_Scalar", static={"exponent": _is_structure})
-def pow_tensor_scalar(x: Array, exponent: Array | Number) -> Array:
+def pow_tensor_scalar(x: Array, exponent: ArrayLike) -> Array:
     if not isinstance(exponent, Array) and _is_structure(exponent):
         if isinstance(exponent, (int, float)) and exponent < 0 and types.is_integer(x.dtype):
             raise RuntimeError("Integers to negative integer powers are not allowed.")
@@ -194,7 +194,7 @@ def _unrolled_power(x: Array, exponent: Number) -> Array:
 
 
 @elementwise("pow.Tensor_Tensor", "pow.Scalar")
-def pow_tensor_tensor(x: Array | Number, exponent: Array) -> Array:
+def pow_tensor_tensor(x: ArrayLike, exponent: Array) -> Array:
     return _power(*_arrays(x, exponent))
 
 
@@ -216,32 +216,32 @@ def _complex_power(x: Array, y: Array) -> Array:
 
 
 @elementwise("eq.Tensor", "eq.Scalar", by="common")
-def eq(x: Array, y: Array | Number) -> Array:
+def eq(x: Array, y: ArrayLike) -> Array:
     return x.eq(y)
 
 
 @elementwise("ne.Tensor", "ne.Scalar", by="common")
-def ne(x: Array, y: Array | Number) -> Array:
+def ne(x: Array, y: ArrayLike) -> Array:
     return x.ne(y)
 
 
 @elementwise("lt.Tensor", "lt.Scalar", by="common")
-def lt(x: Array, y: Array | Number) -> Array:
+def lt(x: Array, y: ArrayLike) -> Array:
     return x < y
 
 
 @elementwise("le.Tensor", "le.Scalar", by="common")
-def le(x: Array, y: Array | Number) -> Array:
+def le(x: Array, y: ArrayLike) -> Array:
     return x <= y
 
 
 @elementwise("gt.Tensor", "gt.Scalar", by="common")
-def gt(x: Array, y: Array | Number) -> Array:
+def gt(x: Array, y: ArrayLike) -> Array:
     return x > y
 
 
 @elementwise("ge.Tensor", "ge.Scalar", by="common")
-def ge(x: Array, y: Array | Number) -> Array:
+def ge(x: Array, y: ArrayLike) -> Array:
     return x >= y
 
 
@@ -268,7 +268,7 @@ def fmin(x: Array, y: Array) -> Array:
 
 
 @elementwise("clamp", "clamp.Tensor")
-def clamp(x: Array, low: Array | Number | None = None, high: Array | Number | None = None) -> Array:
+def clamp(x: Array, low: ArrayLike | None = None, high: ArrayLike | None = None) -> Array:
     """The upper bound wins where they cross; a NaN in any operand is the result."""
     if low is not None:
         x = hlo.maximum(x, low)
@@ -276,12 +276,12 @@ def clamp(x: Array, low: Array | Number | None = None, high: Array | Number | No
 
 
 @elementwise("clamp_min", "clamp_min.Tensor")
-def clamp_min(x: Array, low: Array | Number) -> Array:
+def clamp_min(x: Array, low: ArrayLike) -> Array:
     return hlo.maximum(x, low)
 
 
 @elementwise("clamp_max", "clamp_max.Tensor")
-def clamp_max(x: Array, high: Array | Number) -> Array:
+def clamp_max(x: Array, high: ArrayLike) -> Array:
     return hlo.minimum(x, high)
 
 
@@ -318,9 +318,8 @@ def logical_not(x: Array) -> Array:
 
 
 @lower("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
-def where(condition: Array, x: Array | Number, y: Array | Number, out: Spec) -> Array:
-    x, y = (hlo.convert(v, out.dtype) if isinstance(v, Array) else hlo.constant(v, out.dtype) for v in (x, y))
-    return hlo.select(_truth(condition), x, y)
+def where(condition: Array, x: ArrayLike, y: ArrayLike, out: Spec) -> Array:
+    return hlo.select(_truth(condition), hlo.as_array(x, out.dtype), hlo.as_array(y, out.dtype))
 
 
 # --- shared ------------------------------------------------------------------------------------------------------

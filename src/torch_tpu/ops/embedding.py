@@ -8,7 +8,7 @@ import torch
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
-from torch_tpu.hlo.array import Array, Number
+from torch_tpu.hlo.array import Array, ArrayLike
 from torch_tpu.ops.indexing import OUT_OF_RANGE, added, check_bounds, combined, read, region, replaced
 from torch_tpu.ops.norm import p_norm
 from torch_tpu.ops.promotion import compute_dtype
@@ -66,14 +66,12 @@ def embedding_dense_backward(
 
 
 @lower("embedding_renorm", static=["norm_type"])
-def embedding_renorm(
-    weight: Array, indices: Array, max_norm: Array | Number, norm_type: float, *, check: Check
-) -> Array:
+def embedding_renorm(weight: Array, indices: Array, max_norm: ArrayLike, norm_type: float, *, check: Check) -> Array:
     """Scales the rows used whose norm exceeds `max_norm` to it (but for 1e-7, which avoids dividing by zero)."""
     check_bounds(check, indices, weight.shape[0], OUT_OF_RANGE)
     rows = hlo.convert(_rows(weight, indices), compute_dtype(weight.dtype))
     norm = hlo.expand_dims(p_norm(hlo.abs_(rows), norm_type, [rows.ndim - 1]), -1)
-    limit = hlo.convert(max_norm, norm.dtype) if isinstance(max_norm, Array) else hlo.full_like(norm, max_norm)
+    limit = hlo.as_array(max_norm, norm.dtype)
     scaled = hlo.select(norm > limit, rows * (limit / (norm + 1e-7)), rows)
     return replaced(weight, region(weight.shape, {0: indices}, 0), scaled)
 

@@ -14,6 +14,7 @@ from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
 from torch_tpu.hlo.structured import Combine
+from torch_tpu.hlo.types import type_name
 from torch_tpu.ops.promotion import compute_dtype
 from torch_tpu.ops.registry import Check, Spec, lower
 
@@ -168,8 +169,8 @@ def index_put(
 ) -> Array:
     if x.dtype is not values.dtype:
         raise RuntimeError(
-            f"Index put requires the source and destination dtypes match, got {type_name(x)} for the destination and "
-            f"{type_name(values)} for the source."
+            f"Index put requires the source and destination dtypes match, got {type_name(x.dtype)} for the destination "
+            f"and {type_name(values.dtype)} for the source."
         )
     where = _indexed(x, indices, None if unsafe else check)
     # Leading dimensions of size 1 may exceed the region's, as in `x[i] = v[None]`.
@@ -183,27 +184,6 @@ def index_put(
             f"shape {list(where.shape)}"
         )
     return (added if accumulate else replaced)(x, where, hlo.reshape(values, shape))
-
-
-_TYPE_NAMES = {
-    torch.uint8: "Byte",
-    torch.int8: "Char",
-    torch.int16: "Short",
-    torch.int32: "Int",
-    torch.int64: "Long",
-    torch.float16: "Half",
-    torch.float32: "Float",
-    torch.float64: "Double",
-    torch.bool: "Bool",
-    torch.bfloat16: "BFloat16",
-    torch.complex64: "ComplexFloat",
-    torch.complex128: "ComplexDouble",
-}
-
-
-def type_name(x: Array) -> str:
-    """The dtype as PyTorch's messages call it."""
-    return _TYPE_NAMES.get(x.dtype, str(x.dtype))
 
 
 # --- along one dimension -----------------------------------------------------------------------------------------

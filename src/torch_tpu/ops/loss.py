@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
-from torch_tpu.hlo.array import Array, Number
+from torch_tpu.hlo.array import Array, ArrayLike
 from torch_tpu.ops.promotion import cast, compute_dtype, elementwise
 from torch_tpu.ops.registry import Check, lower
 
-Value = Array | Number
 NONE, MEAN, SUM = 0, 1, 2
 
 
@@ -40,28 +39,28 @@ def mse_loss_backward(grad: Array, x: Array, y: Array, reduction: int) -> Array:
 
 
 @elementwise("smooth_l1_loss")
-def smooth_l1_loss(x: Array, y: Array, reduction: int = MEAN, beta: Value = 1.0) -> Array:
+def smooth_l1_loss(x: Array, y: Array, reduction: int = MEAN, beta: ArrayLike = 1.0) -> Array:
     distance = hlo.abs_(x - y)
     near = 0.5 * distance * distance / beta
     return reduced(hlo.select(distance < beta, near, distance - 0.5 * beta), reduction)
 
 
 @elementwise("smooth_l1_loss_backward")
-def smooth_l1_loss_backward(grad: Array, x: Array, y: Array, reduction: int, beta: Value) -> Array:
+def smooth_l1_loss_backward(grad: Array, x: Array, y: Array, reduction: int, beta: ArrayLike) -> Array:
     distance = x - y
     slope = hlo.select(hlo.abs_(distance) < beta, distance / beta, hlo.sign(distance))
     return slope * spread(grad, distance.shape, reduction)
 
 
 @elementwise("huber_loss")
-def huber_loss(x: Array, y: Array, reduction: int = MEAN, delta: Value = 1.0) -> Array:
+def huber_loss(x: Array, y: Array, reduction: int = MEAN, delta: ArrayLike = 1.0) -> Array:
     distance = hlo.abs_(x - y)
     far = delta * (distance - 0.5 * delta)
     return reduced(hlo.select(distance < delta, 0.5 * distance * distance, far), reduction)
 
 
 @elementwise("huber_loss_backward")
-def huber_loss_backward(grad: Array, x: Array, y: Array, reduction: int, delta: Value) -> Array:
+def huber_loss_backward(grad: Array, x: Array, y: Array, reduction: int, delta: ArrayLike) -> Array:
     distance = x - y
     return hlo.clamp(-delta, distance, delta) * spread(grad, distance.shape, reduction)
 

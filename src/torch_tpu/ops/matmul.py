@@ -6,7 +6,7 @@ import torch
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
-from torch_tpu.hlo.array import Array, Number
+from torch_tpu.hlo.array import Array, ArrayLike
 from torch_tpu.ops.promotion import compute_dtype
 from torch_tpu.ops.registry import Spec, lower
 
@@ -51,29 +51,27 @@ def vdot(x: Array, y: Array) -> Array:
 
 
 @lower("addmm", "baddbmm")
-def addmm(bias: Array, a: Array, b: Array, *, beta: Array | Number, alpha: Array | Number) -> Array:
+def addmm(bias: Array, a: Array, b: Array, *, beta: ArrayLike, alpha: ArrayLike) -> Array:
     return plus_scaled(bias, matrix_product(a, b), beta, alpha)
 
 
 @lower("addmm.dtype", "baddbmm.dtype")
-def addmm_dtype(
-    bias: Array, a: Array, b: Array, out_dtype: torch.dtype, *, beta: Array | Number, alpha: Array | Number
-) -> Array:
+def addmm_dtype(bias: Array, a: Array, b: Array, out_dtype: torch.dtype, *, beta: ArrayLike, alpha: ArrayLike) -> Array:
     return plus_scaled(bias, matrix_product(a, b), beta, alpha)
 
 
 @lower("addmv")
-def addmv(bias: Array, a: Array, v: Array, *, beta: Array | Number, alpha: Array | Number) -> Array:
+def addmv(bias: Array, a: Array, v: Array, *, beta: ArrayLike, alpha: ArrayLike) -> Array:
     return plus_scaled(bias, mv(a, v), beta, alpha)
 
 
 @lower("addbmm")
-def addbmm(bias: Array, a: Array, b: Array, *, beta: Array | Number, alpha: Array | Number) -> Array:
+def addbmm(bias: Array, a: Array, b: Array, *, beta: ArrayLike, alpha: ArrayLike) -> Array:
     return plus_scaled(bias, dot(a, b, ([0, 2], [0, 1])), beta, alpha)
 
 
 @lower("addr")
-def addr(bias: Array, x: Array, y: Array, *, beta: Array | Number, alpha: Array | Number, out: Spec) -> Array:
+def addr(bias: Array, x: Array, y: Array, *, beta: ArrayLike, alpha: ArrayLike, out: Spec) -> Array:
     wide = compute_dtype(out.dtype)
     x, y = hlo.expand_dims(hlo.convert(x, wide), 1), hlo.expand_dims(hlo.convert(y, wide), 0)
     if out.dtype is torch.bool:
@@ -82,9 +80,7 @@ def addr(bias: Array, x: Array, y: Array, *, beta: Array | Number, alpha: Array 
 
 
 @lower("_addmm_activation", static=["use_gelu"])
-def addmm_activation(
-    bias: Array, a: Array, b: Array, *, beta: Array | Number, alpha: Array | Number, use_gelu: bool
-) -> Array:
+def addmm_activation(bias: Array, a: Array, b: Array, *, beta: ArrayLike, alpha: ArrayLike, use_gelu: bool) -> Array:
     """gelu (its tanh form, as cuBLASLt's epilogue) or relu of addmm."""
     x = plus_scaled(bias, matrix_product(a, b), beta, alpha)
     if not use_gelu:
@@ -131,7 +127,7 @@ def _scale(scale: Array) -> Array:
     return hlo.reshape(scale, ()) if scale.size == 1 else scale
 
 
-def plus_scaled(bias: Array, product: Array, beta: Array | Number, alpha: Array | Number) -> Array:
+def plus_scaled(bias: Array, product: Array, beta: ArrayLike, alpha: ArrayLike) -> Array:
     """beta·bias + alpha·product; a beta of 0 ignores NaN and infinity in the bias, as BLAS does."""
     bias = hlo.convert(bias, product.dtype)
     if isinstance(alpha, Array):
@@ -144,10 +140,10 @@ def plus_scaled(bias: Array, product: Array, beta: Array | Number, alpha: Array 
     return product if beta == 0 else bias + product if beta == 1 else bias * beta + product
 
 
-def _plus_scaled_bool(bias: Array, product: Array, beta: Array | Number, alpha: Array | Number) -> Array:
+def _plus_scaled_bool(bias: Array, product: Array, beta: ArrayLike, alpha: ArrayLike) -> Array:
     """`plus_scaled` where + is or and · is and."""
 
-    def scaled(x: Array, factor: Array | Number) -> Array:
+    def scaled(x: Array, factor: ArrayLike) -> Array:
         return x & hlo.convert(factor, torch.bool) if isinstance(factor, Array) else x & bool(factor)
 
     return scaled(bias, beta) | scaled(product, alpha)

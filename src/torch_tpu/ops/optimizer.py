@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from torch_tpu.hlo import array as hlo
-from torch_tpu.hlo.array import Array, Number
+from torch_tpu.hlo.array import Array, ArrayLike
 from torch_tpu.ops.promotion import cast, compute_dtype
 from torch_tpu.ops.registry import lower
 
-Value = Array | Number
 Arrays = Sequence[Array]
 Optional = list[Array | None]
 
@@ -35,7 +34,7 @@ def _step_dtype(parameter: Array) -> torch.dtype:
     return compute_dtype(parameter.dtype)
 
 
-def _lerp(start: Array, end: Array, weight: Value) -> Array:
+def _lerp(start: Array, end: Array, weight: ArrayLike) -> Array:
     return start + (end - start) * weight
 
 
@@ -48,11 +47,11 @@ def _adam(decoupled: bool) -> Callable[..., list[Optional]]:
         max_exp_avg_sqs: Arrays,
         state_steps: Arrays,
         *,
-        lr: Value,
-        beta1: Value,
-        beta2: Value,
-        weight_decay: Value,
-        eps: Value,
+        lr: ArrayLike,
+        beta1: ArrayLike,
+        beta2: ArrayLike,
+        weight_decay: ArrayLike,
+        eps: ArrayLike,
         amsgrad: bool,
         maximize: bool,
         grad_scale: Array | None = None,
@@ -90,9 +89,9 @@ def _adam(decoupled: bool) -> Callable[..., list[Optional]]:
     return step
 
 
-def _wide(number: Value) -> Array:
+def _wide(number: ArrayLike) -> Array:
     """A number as a float64 Array."""
-    return hlo.convert(number, torch.float64) if isinstance(number, Array) else hlo.constant(number, torch.float64)
+    return hlo.as_array(number, torch.float64)
 
 
 def _written_grad(unscaled: Array, grad: Array, grad_scale: Array | None, found_inf: Array | None) -> Array | None:
@@ -114,10 +113,10 @@ def fused_sgd(
     grads: Arrays,
     momentum_buffers: Arrays,
     *,
-    weight_decay: Value,
-    momentum: Value,
-    lr: Value,
-    dampening: Value,
+    weight_decay: ArrayLike,
+    momentum: ArrayLike,
+    lr: ArrayLike,
+    dampening: ArrayLike,
     nesterov: bool,
     maximize: bool,
     is_first_step: bool,
@@ -151,10 +150,10 @@ def fused_adagrad(
     state_sums: Arrays,
     state_steps: Arrays,
     *,
-    lr: Value,
-    lr_decay: Value,
-    weight_decay: Value,
-    eps: Value,
+    lr: ArrayLike,
+    lr_decay: ArrayLike,
+    weight_decay: ArrayLike,
+    eps: ArrayLike,
     maximize: bool,
     grad_scale: Array | None = None,
     found_inf: Array | None = None,
@@ -182,7 +181,7 @@ lower("_fused_adagrad_.tensor_lr", wide=True)(fused_adagrad)
 
 @lower("_fused_adagrad_", wide=True)
 def fused_adagrad_with_steps(
-    parameters: Arrays, grads: Arrays, state_sums: Arrays, state_steps: Arrays, **options: Value
+    parameters: Arrays, grads: Arrays, state_sums: Arrays, state_steps: Arrays, **options: ArrayLike
 ) -> list[Optional]:
     """This overload's schema marks the steps as written, though no kernel writes them."""
     return [*fused_adagrad(parameters, grads, state_sums, state_steps, **options), [None] * len(state_steps)]  # type: ignore[arg-type]

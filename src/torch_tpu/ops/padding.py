@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
-from torch_tpu.hlo.array import Array, Number
+from torch_tpu.hlo.array import Array, ArrayLike
 from torch_tpu.ops.promotion import compute_dtype
 from torch_tpu.ops.registry import lower
 
@@ -22,11 +22,11 @@ def _pairs(padding: Sequence[int], ndim: int) -> list[tuple[int, int, int]]:
 
 
 @lower("constant_pad_nd")
-def constant_pad_nd(x: Array, padding: Sequence[int], value: Array | Number = 0) -> Array:
+def constant_pad_nd(x: Array, padding: Sequence[int], value: ArrayLike = 0) -> Array:
     low, high = [0] * x.ndim, [0] * x.ndim
     for dim, before, after in _pairs(padding, x.ndim):
         low[dim], high[dim] = before, after
-    return hlo.pad(x, hlo.convert(value, x.dtype) if isinstance(value, Array) else value, low, high)
+    return hlo.pad(x, hlo.as_array(value, x.dtype), low, high)
 
 
 # --- edges -------------------------------------------------------------------------------------------------------

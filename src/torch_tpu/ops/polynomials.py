@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
-from torch_tpu.hlo.array import Array, Number
+from torch_tpu.hlo.array import Array, ArrayLike
 from torch_tpu.ops.elementwise import truncate
 from torch_tpu.ops.promotion import elementwise
 
@@ -58,7 +58,7 @@ _FAMILIES: dict[str, tuple[First, Step]] = {
 
 def _register(name: str, first: First, step: Step, substitute: First) -> None:
     @elementwise(f"special_{name}", f"special_{name}.x_scalar", f"special_{name}.n_scalar")
-    def polynomial(x: Array | Number, degree: Array | Number) -> Array:
+    def polynomial(x: ArrayLike, degree: ArrayLike) -> Array:
         like = x if isinstance(x, Array) else degree
         assert isinstance(like, Array)
         x, degree = (v if isinstance(v, Array) else hlo.constant(v, like.dtype) for v in (x, degree))

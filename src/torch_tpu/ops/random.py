@@ -10,12 +10,11 @@ import torch
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured, types
-from torch_tpu.hlo.array import Array, Number
+from torch_tpu.hlo.array import Array, ArrayLike
 from torch_tpu.ops.promotion import cast, compute_dtype
 from torch_tpu.ops.random_bits import DIGITS, Rng, high_product
 from torch_tpu.ops.registry import Check, Spec, lower
 
-Value = Array | Number
 Draw = Callable[[Sequence[int], torch.dtype], Array]
 
 
@@ -28,7 +27,7 @@ def _drawn(out: Spec, draw: Draw) -> Array:
     return hlo.complex_(re, im)
 
 
-def _numbers(out: Spec, *values: Value) -> list[Any]:
+def _numbers(out: Spec, *values: ArrayLike) -> list[Any]:
     """Parameters of a distribution in the dtype in which the draw is computed."""
     return cast(list(values), compute_dtype(types.REAL_PART.get(out.dtype, out.dtype)))
 
@@ -37,13 +36,13 @@ def _numbers(out: Spec, *values: Value) -> list[Any]:
 
 
 @lower("uniform")
-def uniform(x: Array, low: Value = 0.0, high: Value = 1.0, *, generator: None, out: Spec, rng: Rng) -> Array:
+def uniform(x: Array, low: ArrayLike = 0.0, high: ArrayLike = 1.0, *, generator: None, out: Spec, rng: Rng) -> Array:
     low, high = _numbers(out, low, high)
     return _drawn(out, lambda shape, dtype: rng.uniform(shape, dtype) * (high - low) + low)
 
 
 @lower("normal_functional")
-def normal(x: Array, mean: Value = 0.0, std: Value = 1.0, *, generator: None, out: Spec, rng: Rng) -> Array:
+def normal(x: Array, mean: ArrayLike = 0.0, std: ArrayLike = 1.0, *, generator: None, out: Spec, rng: Rng) -> Array:
     """Of a complex normal, either part has half the variance (and the whole mean)."""
     mean, std = _numbers(out, mean, std)
     if out.dtype.is_complex:
@@ -52,7 +51,9 @@ def normal(x: Array, mean: Value = 0.0, std: Value = 1.0, *, generator: None, ou
 
 
 @lower("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor")
-def normal_of_tensors(mean: Value, std: Value = 1.0, *, generator: None, out: Spec, rng: Rng, check: Check) -> Array:
+def normal_of_tensors(
+    mean: ArrayLike, std: ArrayLike = 1.0, *, generator: None, out: Spec, rng: Rng, check: Check
+) -> Array:
     if isinstance(std, Array) and std.ndim:
         fine = structured.reduce_and(std >= 0, range(std.ndim))
         check(fine, "normal expects all elements of std >= 0.0", RuntimeError)
@@ -62,20 +63,20 @@ def normal_of_tensors(mean: Value, std: Value = 1.0, *, generator: None, out: Sp
 
 
 @lower("log_normal")
-def log_normal(x: Array, mean: Value = 1.0, std: Value = 2.0, *, generator: None, out: Spec, rng: Rng) -> Array:
+def log_normal(x: Array, mean: ArrayLike = 1.0, std: ArrayLike = 2.0, *, generator: None, out: Spec, rng: Rng) -> Array:
     mean, std = _numbers(out, mean, std)
     return hlo.exp(rng.normal(out.shape, out.dtype) * std + mean)
 
 
 @lower("exponential")
-def exponential(x: Array, lambd: Value = 1.0, *, generator: None, out: Spec, rng: Rng) -> Array:
+def exponential(x: Array, lambd: ArrayLike = 1.0, *, generator: None, out: Spec, rng: Rng) -> Array:
     """Never 0, as PyTorch promises: its users divide by it."""
     (rate,) = _numbers(out, lambd)
     return -hlo.log(rng.open_uniform(out.shape, out.dtype)) / rate
 
 
 @lower("cauchy")
-def cauchy(x: Array, median: Value = 0.0, sigma: Value = 1.0, *, generator: None, out: Spec, rng: Rng) -> Array:
+def cauchy(x: Array, median: ArrayLike = 0.0, sigma: ArrayLike = 1.0, *, generator: None, out: Spec, rng: Rng) -> Array:
     median, sigma = _numbers(out, median, sigma)
     return hlo.tan((rng.open_uniform(out.shape, out.dtype) - 0.5) * math.pi) * sigma + median
 
@@ -84,14 +85,14 @@ def cauchy(x: Array, median: Value = 0.0, sigma: Value = 1.0, *, generator: None
 
 
 @lower("geometric")
-def geometric(x: Array, p: Value, *, generator: None, out: Spec, rng: Rng) -> Array:
+def geometric(x: Array, p: ArrayLike, *, generator: None, out: Spec, rng: Rng) -> Array:
     """The number of trials up to the first success, by inversion."""
     dtype = compute_dtype(out.dtype) if out.dtype.is_floating_point else torch.float32
     trials = hlo.log(rng.open_uniform(out.shape, dtype)) / _log1p(cast(-p, dtype))
     return hlo.maximum(hlo.ceil(trials), 1)
 
 
-def _log1p(x: Value) -> Value:
+def _log1p(x: ArrayLike) -> ArrayLike:
     return hlo.log1p(x) if isinstance(x, Array) else math.log1p(x)  # type: ignore[arg-type]
 
 
@@ -101,11 +102,11 @@ def bernoulli(p: Array, *, generator: None, out: Spec, rng: Rng) -> Array:
 
 
 @lower("bernoulli.p", "bernoulli.Tensor")
-def bernoulli_like(x: Array, p: Value, *, generator: None, out: Spec, rng: Rng) -> Array:
+def bernoulli_like(x: Array, p: ArrayLike, *, generator: None, out: Spec, rng: Rng) -> Array:
     return _successes(p, out, rng)
 
 
-def _successes(p: Value, out: Spec, rng: Rng) -> Array:
+def _successes(p: ArrayLike, out: Spec, rng: Rng) -> Array:
     if isinstance(p, Array) and not p.dtype.is_floating_point:
         raise NotImplementedError(f"bernoulli is not implemented for probabilities of {p.dtype}")
     wide = isinstance(p, Array) and p.dtype is torch.float64
@@ -161,7 +162,7 @@ def randperm(n: int, *, out: Spec, rng: Rng, **options: Any) -> Array:
 
 
 @lower("native_dropout")
-def native_dropout(x: Array, p: Value, train: bool | None, *, out: list[Spec], rng: Rng) -> tuple[Array, Array]:
+def native_dropout(x: Array, p: ArrayLike, train: bool | None, *, out: list[Spec], rng: Rng) -> tuple[Array, Array]:
     if train is False:
         return x, hlo.full(x.shape, True, torch.bool)
     wide = cast(x, compute_dtype(x.dtype))
@@ -171,13 +172,13 @@ def native_dropout(x: Array, p: Value, train: bool | None, *, out: list[Spec], r
 
 
 @lower("native_dropout_backward", "_masked_scale")
-def native_dropout_backward(grad: Array, mask: Array, scale: Value) -> Array:
+def native_dropout_backward(grad: Array, mask: Array, scale: ArrayLike) -> Array:
     wide, mask, scale = cast([grad, mask, scale], compute_dtype(grad.dtype))
     return wide * mask * scale
 
 
 @lower("_fused_dropout")
-def fused_dropout(x: Array, p: Value, generator: None = None, *, out: list[Spec], rng: Rng) -> tuple[Array, Array]:
+def fused_dropout(x: Array, p: ArrayLike, generator: None = None, *, out: list[Spec], rng: Rng) -> tuple[Array, Array]:
     """`p` is the probability that an element is kept."""
     wide = cast(x, compute_dtype(x.dtype))
     p = cast(p, wide.dtype)

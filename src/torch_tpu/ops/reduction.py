@@ -9,7 +9,7 @@ import torch
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
-from torch_tpu.hlo.array import Array, Number
+from torch_tpu.hlo.array import Array, ArrayLike
 from torch_tpu.ops.promotion import compute_dtype
 from torch_tpu.ops.registry import Spec, lower
 
@@ -196,7 +196,7 @@ def _position(x: Array, dim: int | None, reduce: Reduce, out: Spec) -> Array:
 # --- variance ----------------------------------------------------------------------------------------------------
 
 
-def variance(x: Array, dim: Dimensions, correction: Array | Number | None) -> tuple[Array, Array]:
+def variance(x: Array, dim: Dimensions, correction: ArrayLike | None) -> tuple[Array, Array]:
     """Σ|x - mean|² / max(n - correction, 0) and the mean, in the dtype PyTorch computes in. Two passes."""
     if not (x.dtype.is_floating_point or x.dtype.is_complex):
         raise RuntimeError("std and var only support floating point and complex dtypes")
@@ -215,7 +215,7 @@ def variance(x: Array, dim: Dimensions, correction: Array | Number | None) -> tu
     return squares / hlo.maximum(count - hlo.convert(correction, squares.dtype), 0), mean
 
 
-Correction = Array | Number | None
+Correction = ArrayLike | None
 
 
 @lower("var.correction")

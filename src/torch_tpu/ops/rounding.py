@@ -8,7 +8,7 @@ import torch
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured, types
-from torch_tpu.hlo.array import Array, Number
+from torch_tpu.hlo.array import Array, ArrayLike
 from torch_tpu.ops.elementwise import sign_bit, truncate
 from torch_tpu.ops.promotion import compute_dtype, elementwise
 from torch_tpu.ops.registry import Spec, lower
@@ -83,7 +83,7 @@ def signbit(x: Array) -> Array:
 
 
 @elementwise("copysign.Tensor", "copysign.Scalar")
-def copysign(x: Array, y: Array | Number) -> Array:
+def copysign(x: Array, y: ArrayLike) -> Array:
     y = y if isinstance(y, Array) else hlo.constant(y, x.dtype)
     return hlo.select(sign_bit(x).ne(sign_bit(y)), -x, x)
 
@@ -120,9 +120,9 @@ lower("isneginf")(_is_negative_infinite)
 @lower("nan_to_num")
 def nan_to_num(
     x: Array,
-    nan: Array | Number | None = None,
-    posinf: Array | Number | None = None,
-    neginf: Array | Number | None = None,
+    nan: ArrayLike | None = None,
+    posinf: ArrayLike | None = None,
+    neginf: ArrayLike | None = None,
 ) -> Array:
     """Infinities become the dtype's largest and lowest finite numbers unless told otherwise."""
     if x.dtype.is_complex:
@@ -130,7 +130,7 @@ def nan_to_num(
     if not types.is_float(x.dtype):
         return x
 
-    def replaced(x: Array, where: Array, value: Array | Number) -> Array:
+    def replaced(x: Array, where: Array, value: ArrayLike) -> Array:
         return hlo.select(where, hlo.convert(value, x.dtype) if isinstance(value, Array) else value, x)
 
     limits = torch.finfo(x.dtype)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from torch_tpu.hlo import array as hlo
-from torch_tpu.hlo.array import Array, Number
+from torch_tpu.hlo.array import Array, ArrayLike, Number
+from torch_tpu.hlo.types import type_name
 from torch_tpu.ops.indexing import (
     OUT_OF_BOUNDS,
     OUT_OF_RANGE,
@@ -21,7 +22,6 @@ from torch_tpu.ops.indexing import (
     read,
     region,
     replaced,
-    type_name,
     wrapped,
 )
 from torch_tpu.ops.promotion import compute_dtype
@@ -51,9 +51,9 @@ def scatter(x: Array, dim: int, index: Array, source: Array, *, check: Check) ->
 
 
 @lower("scatter.value")
-def scatter_value(x: Array, dim: int, index: Array, value: Array | Number, *, check: Check) -> Array:
+def scatter_value(x: Array, dim: int, index: Array, value: ArrayLike, *, check: Check) -> Array:
     target, where = _target(x, dim, index, check)
-    return hlo.reshape(replaced(target, where, _scalar(value, x.dtype)), x.shape)
+    return hlo.reshape(replaced(target, where, hlo.as_array(value, x.dtype)), x.shape)
 
 
 @lower("scatter_add")
@@ -68,10 +68,8 @@ def scatter_old_reduce(x: Array, dim: int, index: Array, source: Array, *, reduc
 
 
 @lower("scatter.value_reduce")
-def scatter_value_reduce(
-    x: Array, dim: int, index: Array, value: Array | Number, *, reduce: str, check: Check
-) -> Array:
-    source = hlo.broadcast_to(_scalar(value, x.dtype), index.shape)
+def scatter_value_reduce(x: Array, dim: int, index: Array, value: ArrayLike, *, reduce: str, check: Check) -> Array:
+    source = hlo.broadcast_to(hlo.as_array(value, x.dtype), index.shape)
     return scatter_old_reduce(x, dim, index, source, reduce=reduce, check=check)
 
 
@@ -81,10 +79,6 @@ def scatter_reduce(
 ) -> Array:
     target, where = _target(x, dim, index, check)
     return hlo.reshape(_reduced(target, where, _source(source, where), reduce, include_self), x.shape)
-
-
-def _scalar(value: Array | Number, dtype: torch.dtype) -> Array:
-    return hlo.convert(value, dtype) if isinstance(value, Array) else hlo.constant(value, dtype)
 
 
 _REDUCTIONS: dict[str, tuple[Callable[[Array, Array], Array], Callable[[torch.dtype], Number]]] = {
@@ -143,10 +137,11 @@ def _slices(
 
 
 @lower("index_add")
-def index_add(x: Array, dim: int, index: Array, source: Array, *, alpha: Array | Number = 1, check: Check) -> Array:
+def index_add(x: Array, dim: int, index: Array, source: Array, *, alpha: ArrayLike = 1, check: Check) -> Array:
     if x.dtype is not source.dtype:
         raise RuntimeError(
-            f"index_add_(): self ({type_name(x)}) and source ({type_name(source)}) must have the same scalar type"
+            f"index_add_(): self ({type_name(x.dtype)}) and source ({type_name(source.dtype)}) must have the same "
+            "scalar type"
         )
     if x.ndim > 1:
         target, where = _slices(x, dim, index, check, OUT_OF_BOUNDS, RuntimeError)
@@ -154,7 +149,7 @@ def index_add(x: Array, dim: int, index: Array, source: Array, *, alpha: Array |
         target, where = _slices(x, dim, index, check, OUT_OF_RANGE)
     if isinstance(alpha, Array) or alpha != 1:
         wide = compute_dtype(x.dtype)
-        factor = _scalar(alpha, wide)
+        factor = hlo.as_array(alpha, wide)
         source = hlo.convert(source, wide)
         source = source & factor if wide is torch.bool else source * factor
     return hlo.reshape(added(target, where, hlo.reshape(source, where.shape)), x.shape)
@@ -171,11 +166,11 @@ def index_copy(x: Array, dim: int, index: Array, source: Array, *, check: Check)
 
 
 @lower("index_fill.int_Scalar", "index_fill.int_Tensor")
-def index_fill(x: Array, dim: int, index: Array, value: Array | Number, *, check: Check) -> Array:
+def index_fill(x: Array, dim: int, index: Array, value: ArrayLike, *, check: Check) -> Array:
     if index.dtype is not torch.int64:
         raise IndexError("index_fill_(): Expected dtype int64 for index.")
     target, where = _slices(x, dim, index, check, OUT_OF_BOUNDS, from_end=True)
-    return hlo.reshape(replaced(target, where, _scalar(value, x.dtype)), x.shape)
+    return hlo.reshape(replaced(target, where, hlo.as_array(value, x.dtype)), x.shape)
 
 
 @lower("index_reduce")
@@ -190,11 +185,11 @@ def index_reduce(
 
 
 @lower("masked_fill.Scalar", "masked_fill.Tensor")
-def masked_fill(x: Array, mask: Array, value: Array | Number) -> Array:
+def masked_fill(x: Array, mask: Array, value: ArrayLike) -> Array:
     if mask.dtype is not torch.bool:
         name = {torch.uint8: "unsigned char"}.get(mask.dtype, str(mask.dtype))
         raise RuntimeError(f"masked_fill_ only supports boolean masks, but got mask with dtype {name}")
-    return hlo.select(mask, _scalar(value, x.dtype), x)
+    return hlo.select(mask, hlo.as_array(value, x.dtype), x)
 
 
 @lower("masked_scatter")
@@ -274,7 +269,7 @@ def _embedded(x: Array, source: Array, dim: int, start: Array | int, step: int) 
     if not source.size:
         return x
     size, count = x.shape[dim], source.shape[dim]
-    start = _scalar(start, torch.int64)
+    start = hlo.as_array(start, torch.int64)
     start = hlo.clamp(0, hlo.select(start < 0, start + size, start), size)
     if step > 1:
         # Spread out, with what is already there in between.

@@ -8,7 +8,7 @@ import torch
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
-from torch_tpu.hlo.array import Array, Number
+from torch_tpu.hlo.array import Array, ArrayLike
 from torch_tpu.ops.indexing import added, elements, read, region
 from torch_tpu.ops.promotion import compute_dtype
 from torch_tpu.ops.reduction import index_dtype
@@ -110,9 +110,9 @@ def _check_finite(low: Array, high: Array, name: str, check: Check) -> None:
 
 
 @lower("histc")
-def histc(x: Array, bins: int, min: Array | Number, max: Array | Number, *, out: Spec, check: Check) -> Array:
+def histc(x: Array, bins: int, min: ArrayLike, max: ArrayLike, *, out: Spec, check: Check) -> Array:
     x = hlo.reshape(hlo.convert(x, compute_dtype(out.dtype)), [-1])
-    low, high = (_number(limit, x.dtype) for limit in (min, max))
+    low, high = (hlo.as_array(limit, x.dtype) for limit in (min, max))
     check(~(low > high), "torch.histc: max must be larger than min", RuntimeError)
     from_data = low.eq(high)
     low, high = (hlo.select(from_data, d, given) for d, given in zip(_data_range(x), (low, high), strict=True))
@@ -122,10 +122,6 @@ def histc(x: Array, bins: int, min: Array | Number, max: Array | Number, *, out:
     position = hlo.minimum(hlo.convert((x - low) * bins / (high - low), torch.int64), bins - 1)
     inside = (x >= low) & (x <= high)
     return count_in_bins(bins, hlo.select(inside, position, bins), None, x.dtype)
-
-
-def _number(value: Array | Number, dtype: torch.dtype) -> Array:
-    return hlo.convert(value, dtype) if isinstance(value, Array) else hlo.constant(value, dtype)
 
 
 @lower("histogram.bin_ct")

@@ -9,7 +9,7 @@ import torch
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
-from torch_tpu.hlo.array import Array, Number
+from torch_tpu.hlo.array import Array, ArrayLike
 from torch_tpu.ops import cephes
 from torch_tpu.ops.promotion import elementwise
 
@@ -29,14 +29,14 @@ def rational(x: Array, numerator: tuple[float, ...], denominator: tuple[float, .
 # --- products with a logarithm -----------------------------------------------------------------------------------
 
 
-def _x_times_log(x: Array | Number, y: Array | Number, log_of: Array) -> Array:
+def _x_times_log(x: ArrayLike, y: ArrayLike, log_of: Array) -> Array:
     """x · log, 0 where x is 0 unless y is NaN."""
     x = _array(x, log_of)
     result = hlo.select(x.eq(0), 0, x * log_of)
     return hlo.select(hlo.is_nan(y), math.nan, result) if isinstance(y, Array) else result
 
 
-def _array(y: Array | Number, like: Array | Number) -> Array:
+def _array(y: ArrayLike, like: ArrayLike) -> Array:
     if isinstance(y, Array):
         return y
     assert isinstance(like, Array)
@@ -44,12 +44,12 @@ def _array(y: Array | Number, like: Array | Number) -> Array:
 
 
 @elementwise("xlogy.Tensor", "xlogy.Scalar_Self", "xlogy.Scalar_Other")
-def xlogy(x: Array | Number, y: Array | Number) -> Array:
+def xlogy(x: ArrayLike, y: ArrayLike) -> Array:
     return _x_times_log(x, y, hlo.log(_array(y, x)))
 
 
 @elementwise("special_xlog1py", "special_xlog1py.self_scalar", "special_xlog1py.other_scalar")
-def xlog1py(x: Array | Number, y: Array | Number) -> Array:
+def xlog1py(x: ArrayLike, y: ArrayLike) -> Array:
     return _x_times_log(x, y, hlo.log1p(_array(y, x)))
 
 
@@ -61,7 +61,7 @@ def entr(x: Array) -> Array:
 
 
 @elementwise("logit")
-def logit(x: Array, eps: Array | Number | None = None) -> Array:
+def logit(x: Array, eps: ArrayLike | None = None) -> Array:
     if eps is not None:
         x = hlo.clamp(eps, x, 1 - eps)
     return hlo.log(x / (1 - x))
@@ -109,7 +109,7 @@ def trigamma(x: Array) -> Array:
 
 
 @elementwise("special_zeta", "special_zeta.self_scalar", "special_zeta.other_scalar")
-def zeta(x: Array | Number, q: Array | Number) -> Array:
+def zeta(x: ArrayLike, q: ArrayLike) -> Array:
     return _zeta(_array(x, q), _array(q, x))
 
 
