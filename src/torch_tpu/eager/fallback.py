@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 
 from torch_tpu import metrics
 from torch_tpu.eager import copy
-from torch_tpu.ops.schema import signature
+from torch_tpu.ops.schema import bind, signature
 from torch_tpu.tensor.errors import user_line
 from torch_tpu.tensor.transfer import from_host, to_host
 
@@ -65,35 +65,45 @@ def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], 
 
 
 def as_cpu_raises(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Exception:
-    """What the CPU raises for the same call, on zeros of the same shapes; `error` itself if the CPU accepts it.
+    """What the CPU raises for the same call; `error` itself if the CPU accepts it.
 
     Users know these words, and programs catch these types; PyTorch's meta kernels often use others.
     """
+    return cpu_error(func, args, kwargs) or error
+
+
+def cpu_error(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
+    """What the CPU raises for a call, tried on zeros of the same shapes."""
     stand_ins: dict[int, torch.Tensor] = {}
+    for argument, value in zip(signature(func).arguments, bind(func, args, kwargs), strict=True):
+        if argument.is_written:
+            _stand_in(value, stand_ins, written=True)
     try:
-        func(
-            *(_stand_in(v, stand_ins) for v in args),
-            **{k: _stand_in(v, stand_ins) for k, v in kwargs.items() if k != "pin_memory"},
-        )
+        # Random operators move the CPU's generator.
+        with torch.random.fork_rng(devices=[]):
+            func(
+                *(_stand_in(v, stand_ins) for v in args),
+                **{k: _stand_in(v, stand_ins) for k, v in kwargs.items() if k != "pin_memory"},
+            )
     except Exception as known:
         return known.with_traceback(None)
-    return error
+    return None
 
 
-def _stand_in(value: Any, stand_ins: dict[int, torch.Tensor]) -> Any:
+def _stand_in(value: Any, stand_ins: dict[int, torch.Tensor], *, written: bool = False) -> Any:
     if isinstance(value, torch.Tensor):
         if id(value) not in stand_ins:
-            # A large tensor is one element seen many times, which costs nothing.
+            # A large tensor is one element seen many times, which costs nothing, unless it is to be written.
             stand_ins[id(value)] = (
                 torch.zeros(value.shape, dtype=value.dtype)
-                if value.numel() < 2**20
+                if written or value.numel() < 2**20
                 else torch.zeros((), dtype=value.dtype).expand(value.shape)
             )
         return stand_ins[id(value)]
     if isinstance(value, torch.device):
         return torch.device("cpu")
     if isinstance(value, (list, tuple)):
-        return type(value)([_stand_in(v, stand_ins) for v in value])
+        return type(value)([_stand_in(v, stand_ins, written=written) for v in value])
     return None if isinstance(value, torch._C.Generator) else value
 
 
