@@ -21,6 +21,8 @@ def _by_order(t: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
 
 
 def _column_major(t: torch.Tensor, *args: Any) -> torch.Tensor:
+    if t.dim() < 2:
+        return t  # singular vectors nobody asked for: an empty row
     return _by_order(t, [*range(t.dim() - 2), t.dim() - 1, t.dim() - 2])
 
 
