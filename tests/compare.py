@@ -45,6 +45,10 @@ class Mismatch(AssertionError):
         self.kind = kind
 
 
+class NoGradient(Exception):
+    """The CPU can't differentiate what was called."""
+
+
 def assert_same(
     got: Any, want: Any, *, strides: bool = True, rtol: float | None = None, atol: float | None = None
 ) -> None:
@@ -103,26 +107,43 @@ def check(
 def check_gradients(
     got: Any, want: Any, device_args: Any, host_args: Any, rtol: float | None, atol: float | None
 ) -> None:
-    """The gradients of two nests of results with respect to the leaves of their arguments, for the same seeds."""
+    """The gradients of two nests of results with respect to the leaves of their arguments, for the same seeds.
 
-    def wanted(nest: Any) -> list[torch.Tensor]:
-        return [t for t in tree_leaves(nest) if isinstance(t, torch.Tensor) and t.requires_grad]
-
-    host_leaves = [t for t in wanted(host_args) if t.is_leaf]
-    host_results = [t for t in wanted(want) if t.grad_fn is not None]
-    if not host_leaves or not host_results:
-        return
-    device_leaves = [t for t in wanted(device_args) if t.is_leaf]
-    device_results = [t for t in wanted(got) if t.grad_fn is not None]
-    generator = torch.Generator().manual_seed(7)
-    seeds = [torch.randn(t.shape, dtype=torch.float64, generator=generator).to(t.dtype) for t in host_results]
-    want_grads = torch.autograd.grad(host_results, host_leaves, seeds, allow_unused=True)
-    got_grads = torch.autograd.grad(device_results, device_leaves, [s.to("tpu") for s in seeds], allow_unused=True)
+    Raises:
+        NoGradient: where PyTorch has none on the CPU.
+    """
+    seeds = gradient_seeds(want)
+    try:
+        want_grads = gradients(want, host_args, seeds)
+    except Exception as error:
+        raise NoGradient(str(error)) from error
+    got_grads = gradients(got, device_args, [s.to("tpu") for s in seeds])
     for g, w in zip(got_grads, want_grads, strict=True):
         if (g is None) != (w is None):
             raise Mismatch("structure", f"the gradient is {g}, on the CPU {w}")
         if w is not None:
             assert_same(g, w, strides=False, rtol=rtol, atol=atol)
+
+
+def gradient_seeds(results: Any) -> list[torch.Tensor]:
+    """What a backward pass through these results starts from."""
+    generator = torch.Generator().manual_seed(7)
+    return [
+        torch.randn(t.shape, dtype=torch.float64, generator=generator).to(t.dtype)
+        for t in _differentiable(results)
+        if t.grad_fn is not None
+    ]
+
+
+def gradients(results: Any, arguments: Any, seeds: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    """The gradients of results with respect to the leaves among the arguments."""
+    leaves = [t for t in _differentiable(arguments) if t.is_leaf]
+    roots = [t for t in _differentiable(results) if t.grad_fn is not None]
+    return list(torch.autograd.grad(roots, leaves, seeds, allow_unused=True)) if leaves and roots else []
+
+
+def _differentiable(nest: Any) -> list[torch.Tensor]:
+    return [t for t in tree_leaves(nest) if isinstance(t, torch.Tensor) and t.requires_grad]
 
 
 def check_opinfo(

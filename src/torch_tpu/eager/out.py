@@ -13,16 +13,20 @@ from torch_tpu.eager.fallback import cpu_error
 from torch_tpu.ops.schema import bind, signature, unbind
 from torch_tpu.tensor.errors import device_mismatch
 
+# These compute in the dtype of `out` unless another one is asked for.
+_IN_DTYPE_OF_OUT = frozenset({"cumprod", "cumsum", "mean", "nansum", "prod", "sum"})
+
 
 class OutKernel:
     """The kernel of an `out=` overload."""
 
-    __slots__ = ("func", "functional", "sig", "takes_dtype")
+    __slots__ = ("func", "functional", "name", "sig", "takes_dtype")
 
     def __init__(self, func: OpOverload, functional: OpOverload) -> None:
         self.func = func
         self.functional = functional
         self.sig = signature(func)
+        self.name = func._schema.name.partition("::")[2]
         names = {a.name for a in signature(functional).arguments}
         self.takes_dtype = "dtype" in names and "dtype" not in self.sig.positions
 
@@ -41,6 +45,8 @@ class OutKernel:
         if self.takes_dtype:
             given["dtype"] = outs[0].dtype
             given["device"] = outs[0].device
+        elif self.name in _IN_DTYPE_OF_OUT and given["dtype"] is None:
+            given["dtype"] = outs[0].dtype
         bound = [given.get(a.name, a.default) for a in signature(self.functional).arguments]
         positional, keyword = unbind(self.functional, bound)
         results = self.functional(*positional, **keyword)

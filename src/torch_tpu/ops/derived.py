@@ -100,6 +100,8 @@ def _foreach_overload(packet: str, name: str) -> OpOverload | None:
     elif base in ("addcdiv", "addcmul"):
         # A tensor of values is a host tensor, which PyTorch's composite kernel reads.
         order = [""] if name != "Tensor" else []
+    elif base == "norm":
+        base, order = "linalg_vector_norm", [""]
     elif base == "pow" and name == "ScalarAndTensor":
         order = ["Scalar"]
     elif base == "pow":

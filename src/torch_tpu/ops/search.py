@@ -72,6 +72,8 @@ def searchsorted(
 
 @lower("bucketize.Tensor", "bucketize.Scalar")
 def bucketize(values: Array, boundaries: Array, *, out_int32: bool, right: bool, common: torch.dtype) -> Array:
+    if boundaries.ndim != 1:
+        raise RuntimeError(f"boundaries tensor must be 1 dimension, but got dim({boundaries.ndim})")
     return searchsorted(boundaries, values, out_int32=out_int32, right=right, side=None, sorter=None, common=common)
 
 

@@ -161,9 +161,7 @@ class Tracer(TorchDispatchMode):
         if array.shape == shape:
             return array
         if hlo.broadcast_shapes(array.shape, shape) != shape:
-            raise RuntimeError(
-                f"output with shape {list(shape)} doesn't match the broadcast shape {list(array.shape)}"
-            )
+            raise RuntimeError(f"output with shape {list(shape)} doesn't match the broadcast shape {list(array.shape)}")
         return hlo.broadcast_to(array, shape)
 
     # --- calls ---------------------------------------------------------------------------------------------------
@@ -303,15 +301,18 @@ class Tracer(TorchDispatchMode):
         assert rule is not None
         in_place = signature(func).is_inplace
         arguments = signature(element).arguments
+        known = {a.name for a in arguments}
         results = []
         for call in derived.foreach_calls(func, values):
             names = {a.name: v for a, v in zip(signature(func).arguments, call, strict=True)}
             # addcmul and addcdiv: what foreach calls `scalars` is the keyword `value` of the single operator.
-            if "scalars" in names:
-                names["value"] = names["scalars"]
+            if "scalars" in names and "value" in known:
+                names["value"] = names.pop("scalars")
+            # Arguments of another name (`other`, `exponent`) are the same by their place.
+            unnamed = {k: v for k, (name, v) in enumerate(names.items()) if name not in known}
             own = [
-                names.get(a.name, call[i] if i < len(call) and not a.keyword_only else a.default)
-                for i, a in enumerate(arguments)
+                names.get(a.name, a.default if a.keyword_only else unnamed.get(k, a.default))
+                for k, a in enumerate(arguments)
             ]
             result = self._lower(element, rule, own)
             if in_place:
