@@ -1,4 +1,4 @@
-"""Ranges, whose length is found on the host, so that their first number and step are data."""
+"""Ranges, triangles and windows, whose sizes are found on the host; a range's first number and step are data."""
 
 from __future__ import annotations
 
@@ -36,6 +36,21 @@ for _packet, _overload in (
 ):
     _name = _packet if _overload == "default" else f"{_packet}.{_overload}"
     kernel(_name)(_range_kernel(getattr(getattr(aten, _packet), _overload)))
+
+
+def _triangle_kernel(func: OpOverload) -> Callable[..., torch.Tensor]:
+    def run(row: int, col: int, offset: int = 0, **options: Any) -> torch.Tensor:
+        """PyTorch's decomposition divides by the number of rows."""
+        check_device(options.get("device"))
+        if row == 0 or col == 0:
+            return torch.empty(2, 0, dtype=options.get("dtype") or torch.int64, device="tpu")
+        return program(func)(row, col, offset, **options)
+
+    return run
+
+
+for _packet in ("tril_indices", "triu_indices"):
+    kernel(_packet)(_triangle_kernel(getattr(aten, _packet).default))
 
 
 @kernel("kaiser_window", "kaiser_window.periodic", "kaiser_window.beta")

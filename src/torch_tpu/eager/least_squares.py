@@ -49,7 +49,8 @@ def linalg_lstsq(
         error = (a @ x - columns).abs()
         residuals = (error * error).sum(-2)
         residuals = residuals.squeeze(-1) if is_vector else residuals
-    return x.squeeze(-1) if is_vector else x, residuals, rank, values
+    # Column-major, as LAPACK leaves it.
+    return x.squeeze(-1) if is_vector else x.mT.contiguous().mT, residuals, rank, values
 
 
 def _by_qr(a: Tensor, b: Tensor) -> Tensor:

@@ -36,6 +36,9 @@ HANDWRITTEN_MODULES = (
     "torch_tpu.eager.least_squares",
 )
 
+# Composite kernels that refuse every device they don't know.
+_NAMES_ITS_DEVICES = frozenset({"aten::mode.values"})
+
 _lock = threading.RLock()
 _done = False
 _installing = False
@@ -102,7 +105,7 @@ def kernel_for(name: str) -> Callable[..., Any] | None:
     own = derived.lowering(func) is not None or derived.foreach_element(func) is not None or decomposes_here(func)
     if own and not sig.is_out:
         return program(func)
-    if _has_kernel(name, "CompositeExplicitAutograd"):
+    if _has_kernel(name, "CompositeExplicitAutograd") and name not in _NAMES_ITS_DEVICES:
         return None
     if sig.is_out:
         twin = derived.functional(func)

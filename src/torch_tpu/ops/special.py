@@ -130,7 +130,8 @@ def _zeta(x: Array, q: Array) -> Array:
     initial = [hlo.constant(0, torch.int32), q, hlo.full_like(q, 0)]
     _, shifted, total = structured.while_loop(initial, unfinished, step)
     result = total + hlo.zeta(x, shifted)
-    return hlo.select(x.eq(1) | (is_pole & (x > 1)), math.inf, result)
+    result = hlo.select(x.eq(1) | is_pole, math.inf, result)
+    return hlo.select(x < 1, math.nan, result)
 
 
 def _in_float64(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:

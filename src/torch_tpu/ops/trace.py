@@ -260,6 +260,7 @@ class Tracer(TorchDispatchMode):
 
         if meta is None and func._schema.returns:
             made = [torch.empty(r.shape, dtype=r.dtype, device="meta") for r in results]
+            made = list(layout.as_on_cpu(func, made, args))
             for tensor, array in zip(made, results, strict=True):
                 self._fresh(tensor, array)
             return made[0] if len(made) == 1 and not sig.returns_list else made
@@ -331,6 +332,7 @@ class Tracer(TorchDispatchMode):
         args, kwargs = unbind(twin, [given.get(a.name, a.default) for a in signature(twin).arguments])
         results = _flat(self.call(twin, args, kwargs))
         for target, result in zip(outs, results, strict=False):
+            _require_cast(result.dtype, target.dtype)
             if target.shape != result.shape:
                 target.resize_(result.shape)
             self.write(target, self.read(result))
