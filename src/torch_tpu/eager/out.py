@@ -52,10 +52,9 @@ class OutKernel:
         results = self.functional(*positional, **keyword)
         flat = _tensors(results if isinstance(results, (list, tuple)) else [results])
         pairs = list(zip(_tensors(outs), flat, strict=True))
-        # Which other dtypes `out` may have, and what is raised for the rest, is each operator's own affair.
-        if any(out.dtype is not result.dtype for out, result in pairs) and (
-            error := cpu_error(self.func, args, kwargs)
-        ):
+        # Which other dtypes and shapes `out` may have, and what is raised for the rest, is each operator's own affair.
+        fits = all(out.dtype is r.dtype and (out.shape == r.shape or not out.numel()) for out, r in pairs)
+        if not fits and (error := cpu_error(self.func, args, kwargs)):
             raise error
         for out, result in pairs:
             place(out, result)
