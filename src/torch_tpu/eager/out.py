@@ -69,7 +69,16 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 
 def place(out: torch.Tensor, result: torch.Tensor) -> None:
-    """Writes `result` into `out` as PyTorch does: resized if empty (with a warning if not), converted."""
+    """Writes `result` into `out` as PyTorch does: resized if empty (with a warning if not), converted.
+
+    Raises:
+        RuntimeError: where elements of `out` share memory.
+    """
+    if any(stride == 0 and size > 1 for stride, size in zip(out.stride(), out.shape, strict=True)):
+        raise RuntimeError(
+            "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
+            "Please clone() the tensor before performing the operation."
+        )
     if out.shape != result.shape:
         if out.numel():
             warnings.warn(
