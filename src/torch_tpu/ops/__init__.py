@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 
 FAMILIES = (
+    "assertion",
     "elementwise",
     "transcendental",
     "rounding",
