@@ -17,5 +17,5 @@ def test_fails_with_the_default_words(value: float) -> None:
 
 
 def test_fails_with_the_given_words() -> None:
-    with pytest.raises(RuntimeError, match="^lengths {must} agree$"):
+    with pytest.raises(RuntimeError, match=r"^lengths \{must\} agree$"):
         torch._assert_async(torch.tensor(False, device="tpu"), "lengths {must} agree")
