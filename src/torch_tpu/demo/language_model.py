@@ -31,8 +31,8 @@ class Size:
     sample: int
 
 
-QUICK = Size(width=64, layers=2, heads=4, context=64, batch=16, steps=60, sample=80)
-FULL = Size(width=128, layers=4, heads=4, context=128, batch=16, steps=400, sample=300)
+QUICK = Size(width=64, layers=2, heads=4, context=64, batch=16, steps=200, sample=120)
+FULL = Size(width=128, layers=4, heads=4, context=128, batch=16, steps=600, sample=300)
 
 
 class Block(nn.Module):
