@@ -46,3 +46,19 @@ def test_changing_view_offset_does_not_recompile() -> None:
         rows = [(x[i] + 1).tolist() for i in range(1, 6)]
     assert rows == [[2.0 * i + 1, 2.0 * i + 2] for i in range(1, 6)]
     assert metrics.counters()["compile"] == before
+
+
+def test_default_dtype_may_change() -> None:
+    def made() -> list[torch.Tensor]:
+        x = torch.arange(1, 4, device="tpu")
+        return [torch.full((2,), 0.1, device="tpu"), x / 2, x.float() * 0.1, torch.ones(2, device="tpu")]
+
+    assert [t.dtype for t in made()] == [torch.float32] * 4
+    torch.set_default_dtype(torch.float64)
+    try:
+        wide = made()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert [t.dtype for t in wide] == [torch.float64, torch.float64, torch.float32, torch.float64]
+    assert wide[0].tolist() == [0.1, 0.1]
+    assert [t.dtype for t in made()] == [torch.float32] * 4

@@ -25,6 +25,7 @@ from torch_tpu.tensor.storage import Geometry, Value, new_storage, value_of, vie
 from torch_tpu.tensor.transfer import to_numpy
 
 _matmul_precision = torch._C._get_float32_matmul_precision
+_default_dtype = torch.get_default_dtype
 _WIDE = frozenset({torch.float64, torch.complex128})
 _Tensor = torch.Tensor
 
@@ -128,13 +129,14 @@ class CallSignature:
             self.key.append(value)
 
     def finish(self) -> tuple[Any, ...]:
-        """Adds which tensors share a storage."""
+        """Adds which tensors share a storage, and PyTorch's settings that decide results."""
         key = self.key
         if len(self.storages) > 1:
             ids = [id(s) for s in self.storages]
             if len(set(ids)) != len(ids):
                 key.append(tuple(ids.index(i) for i in ids))
         key.append(_matmul_precision())
+        key.append(_default_dtype())
         return tuple(key)
 
     def inputs(self) -> list[Input]:
