@@ -1,7 +1,7 @@
 """Cost of one eager operator on small tensors, beside the same operator on the CPU: `python benchmarks/eager.py`.
 
-Prints microseconds per call (median of several rounds, without waiting for results) and the ratio to a CPU add in the
-same run. `--check` exits with 1 if strict eager costs more than 35 times a CPU operator's dispatch.
+Prints microseconds per call (median of several rounds, without waiting for results) and the ratio to the same operator
+on the CPU in the same run. `--check` exits with 1 if strict eager costs more than 35 times that.
 """
 
 from __future__ import annotations
