@@ -178,7 +178,11 @@ def run(console: Console, quick: bool, output: Path) -> bool:
         model, on_device = train("tpu", size, text, progress)
         _, on_cpu = train("cpu", size, text, progress)
     picture = output / "loss.png"
-    draw({"tpu": on_device, "cpu": on_cpu}, picture)
+    try:
+        draw({"tpu": on_device, "cpu": on_cpu}, picture)
+    except OSError as error:
+        console.print(f"[red]Can't write {picture}: {error.strerror}.[/red] Name another folder with --output.")
+        return False
     difference = max(abs(a - b) for a, b in zip(on_device[:COMPARED], on_cpu[:COMPARED], strict=True))
     held = difference <= TOLERANCE and on_device[-1] < on_device[0]
     verdict = "[green]agree[/green]" if held else "[red]differ[/red]"
