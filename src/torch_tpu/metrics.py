@@ -1,7 +1,8 @@
-"""Counts of what the backend did: programs compiled and run, cache hits, operators that fell back to the CPU.
+"""Counts of what the backend did: programs made and run, cache hits, operators that fell back to the CPU.
 
-Names: `compile`, `compile_cache_hit`, `execute`, `fallback::<operator>`, `compile_seconds`, `host_to_device_bytes`,
-`device_to_host_bytes`.
+Names: `program` (a new one was traced), `compile` (XLA compiled it) or `disk_cache_hit` (it was on disk),
+`compile_seconds`, `compile_cache_hit` (this process had it), `disk_cache_read_error`, `disk_cache_write_error`,
+`execute`, `fallback::<operator>`, `host_to_device_bytes`, `device_to_host_bytes`.
 """
 
 from __future__ import annotations

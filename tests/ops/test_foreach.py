@@ -107,4 +107,4 @@ def test_a_list_is_one_program() -> None:
     run(0.7)
     after = metrics.counters()
     assert after["execute"] - before["execute"] == 5
-    assert after["compile"] == before["compile"]
+    assert after["program"] == before["program"]

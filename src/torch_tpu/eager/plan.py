@@ -6,7 +6,6 @@ nothing of particular tensors, so the same plan can later be a node of a bigger 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -123,7 +122,7 @@ def data_dtype(value: bool | int | float | complex, wide: bool) -> torch.dtype:
     if isinstance(value, bool):
         return torch.bool
     if isinstance(value, int):
-        return torch.int64
+        return torch.int64 if value < 2**63 else torch.uint64
     if isinstance(value, float):
         return torch.float64 if wide else torch.float32
     return torch.complex128 if wide else torch.complex64
@@ -247,14 +246,12 @@ def make_plan(call: Call) -> Plan:
         built, results = module.build(call.name, target, builder.specs, builder.body)
         used = module.drop_unused_parameters(built)
     arguments = [p for p, is_used in zip(builder.parameters, used, strict=True) if is_used]
-    began = time.perf_counter()
     executable = client().compile(
         built,
         [(shape, types.numpy_dtype(dtype)) for shape, dtype in results],
         custom_calls=target.custom_calls,
     )
-    metrics.count("compile")
-    metrics.add_seconds("compile_seconds", time.perf_counter() - began)
+    metrics.count("program")
     return Plan(
         executable,
         bases=tuple(i for kind, i in arguments if kind == "base"),

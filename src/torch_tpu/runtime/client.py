@@ -9,13 +9,16 @@ import ctypes
 import math
 import os
 import threading
+import time
+import weakref
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from torch_tpu.runtime import compat, memory, platform
+from torch_tpu import metrics
+from torch_tpu.runtime import compat, disk_cache, fingerprint, memory, platform
 
 Buffer = Any
 Options = Mapping[str, str | bool | int | float]
@@ -65,7 +68,7 @@ class _HostMemory:
 class Executable:
     """A compiled program. Calling it with buffers enqueues it and returns its result buffers at once."""
 
-    __slots__ = ("_execute", "_handlers", "loaded", "temporary_bytes")
+    __slots__ = ("__weakref__", "_execute", "_handlers", "loaded", "temporary_bytes")
 
     def __init__(self, loaded: Any, handlers: list[Any]) -> None:
         self.loaded = loaded
@@ -100,6 +103,9 @@ class Client:
         self._devices = compat.xla.DeviceList((self.device,))
         self._device_list = [self.device]
         self._copy_semantics = compat.xla.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
+        self._fingerprint = fingerprint.of_client(self._client)
+        self._executables: weakref.WeakValueDictionary[str, Executable] = weakref.WeakValueDictionary()
+        self.disk_cache = disk_cache.from_environment()
 
     def put(self, array: npt.NDArray[Any]) -> Buffer:
         """A device copy of `array`. The caller may change or free `array` as soon as this returns."""
@@ -143,17 +149,56 @@ class Client:
         """
         if any(name.startswith("lapack_") for name in custom_calls):
             compat.register_lapack()
-        compile_options = compat.CompileOptions()
-        compile_options.num_replicas = 1
-        compile_options.num_partitions = 1
         chosen = dict(DEBUG_OPTIONS)
         if self.is_host_memory:
             chosen.update(CPU_OPTIONS)
         chosen.update(options or {})
-        compile_options.env_option_overrides = list(chosen.items())
+        key = fingerprint.of_program(self._fingerprint, module, chosen.items())
+        executable = self._executables.get(key)
+        if executable is None:
+            loaded = self._load_or_compile(key, module, chosen)
+            handlers = [compat.result_handler(_Aval(shape, dtype), self._sharding) for shape, dtype in results]
+            executable = self._executables[key] = Executable(loaded, handlers)
+        return executable
+
+    def _load_or_compile(self, key: str, module: Any, options: Options) -> Any:
+        """The program of this key from the disk cache, else compiled and stored there."""
+        compile_options = compat.CompileOptions()
+        compile_options.num_replicas = 1
+        compile_options.num_partitions = 1
+        compile_options.env_option_overrides = list(options.items())
+        cache = self.disk_cache
+        if cache is None:
+            return self._compile(module, compile_options)
+        loaded = self._load(cache, key, compile_options)
+        if loaded is not None:
+            return loaded
+        with cache.lock(key):
+            # Another process may have compiled it while this one waited.
+            loaded = self._load(cache, key, compile_options)
+            if loaded is None:
+                loaded = self._compile(module, compile_options)
+                cache.write(key, compat.serialize(self._client, loaded))
+        return loaded
+
+    def _compile(self, module: Any, compile_options: Any) -> Any:
+        began = time.perf_counter()
         loaded = self._client.compile_and_load(module, self._devices, compile_options)
-        handlers = [compat.result_handler(_Aval(shape, dtype), self._sharding) for shape, dtype in results]
-        return Executable(loaded, handlers)
+        metrics.count("compile")
+        metrics.add_seconds("compile_seconds", time.perf_counter() - began)
+        return loaded
+
+    def _load(self, cache: disk_cache.DiskCache, key: str, compile_options: Any) -> Any:
+        payload = cache.read(key)
+        if payload is None:
+            return None
+        try:
+            loaded = self._client.deserialize_executable(payload, self._devices, compile_options)
+        except client_errors() as error:
+            cache.reject(key, f"can't be loaded ({str(error).splitlines()[0]})")
+            return None
+        metrics.count("disk_cache_hit")
+        return loaded
 
     def largest_live(self, count: int) -> list[str]:
         """What takes most memory: live buffers by shape and dtype, as text, largest total first."""

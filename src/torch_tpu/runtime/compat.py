@@ -33,6 +33,11 @@ def result_handler(aval: object, sharding: object) -> Any:
     return xla.array_result_handler(aval, sharding, True, True)
 
 
+def serialize(client: Any, loaded: Any) -> bytes:
+    """A loaded executable as bytes that `client.deserialize_executable` takes, in this process or another."""
+    return bytes(client.serialize_executable(loaded))
+
+
 @functools.cache
 def register_lapack() -> None:
     """Makes jaxlib's LAPACK wrappers (typed FFI, "lapack_spotrf_ffi" and so on) known to XLA:CPU. Imports SciPy."""
