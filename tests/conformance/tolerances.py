@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
+
 
 class Tolerance(NamedTuple):
     """Wider tolerances of an operator, for the dtypes named (none: all)."""
@@ -108,6 +110,24 @@ SKIPPED: dict[tuple[str, str], str] = {
 # inputs, rounded once.
 ROUNDED_ONCE = ("bfloat16", "float16")
 
-# Which of several equal elements comes first is not specified; float32 samples have none, these dtypes do.
-TIES = frozenset({"kthvalue", "msort", "sort", "topk"})
+
+# Which of several equal elements comes first is not specified (the CPU's own order depends on the size); float32
+# samples have none, these dtypes do. What is compared then, of the results of an operator called with a sample.
+def _values(sample: Any, results: list[torch.Tensor]) -> torch.Tensor:
+    return results[0]
+
+
+def _sorted_elements(sample: Any, results: list[torch.Tensor]) -> torch.Tensor:
+    """The elements at the positions that are the result."""
+    dim = sample.kwargs.get("dim", sample.args[0] if sample.args else -1)
+    return torch.take_along_dim(sample.input.detach(), results[0].cpu(), dim)
+
+
+TIES: dict[str, Callable[[Any, list[torch.Tensor]], torch.Tensor]] = {
+    "argsort": _sorted_elements,
+    "kthvalue": _values,
+    "msort": _values,
+    "sort": _values,
+    "topk": _values,
+}
 TIED_DTYPES = ("bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
