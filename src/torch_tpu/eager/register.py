@@ -34,6 +34,7 @@ HANDWRITTEN_MODULES = (
     "torch_tpu.eager.dynamic",
     "torch_tpu.eager.recurrent",
     "torch_tpu.eager.least_squares",
+    "torch_tpu.eager.observer",
 )
 
 # Composite kernels that refuse every device they don't know.

@@ -46,6 +46,7 @@ FAMILIES = (
     "sampling",
     "optimizer",
     "amp",
+    "fake_quantize",
     "sorting",
     "search",
     "padded",

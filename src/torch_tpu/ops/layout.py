@@ -34,6 +34,10 @@ def _like_input(t: torch.Tensor, x: torch.Tensor, *args: Any) -> torch.Tensor:
     return torch.empty_like(t, memory_format=suggest_memory_format(x))
 
 
+def _as_input(t: torch.Tensor, x: torch.Tensor, *args: Any) -> torch.Tensor:
+    return torch.empty_like(x, dtype=t.dtype)
+
+
 def _outermost_first(strides: Sequence[int], dims: Sequence[int]) -> list[int]:
     return sorted(dims, key=lambda d: -strides[d])
 
@@ -59,7 +63,12 @@ def _fft_c2r(t: torch.Tensor, x: torch.Tensor, dims: Sequence[int], *args: Any) 
 _LAYOUTS: dict[OpOverload, dict[int, Layout]] = {
     aten._fft_c2r.default: {0: _fft_c2r},
     aten._fft_r2c.default: {0: _fft_r2c},
+    aten._fake_quantize_learnable_per_channel_affine.default: {0: _as_input},
+    aten._fake_quantize_learnable_per_tensor_affine.default: {0: _as_input},
+    aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: {0: _as_input, 1: _as_input},
     aten._linalg_svd.default: {2: _column_major},
+    aten.fake_quantize_per_channel_affine_cachemask.default: {0: _as_input, 1: _as_input},
+    aten.fake_quantize_per_tensor_affine_cachemask.default: {0: _as_input, 1: _as_input},
     aten.geqrf.default: {0: _column_major},
     aten.linalg_eig.default: {1: _column_major},
     aten.max_unpool2d.default: {0: _like_input},
