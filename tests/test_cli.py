@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from torch_tpu import cli
-from torch_tpu.runtime import platform
+from torch_tpu.runtime import disk_cache, platform
 
 runner = CliRunner()
 
@@ -180,3 +180,16 @@ def test_demo_names_a_package_it_lacks(monkeypatch, tmp_path):
     result = runner.invoke(cli.app, ["demo"])
     assert result.exit_code == 1
     assert "The demo needs no_such_package. Run `pip install 'torch-tpu[demo]'`." in result.output
+
+
+def test_cache_commands(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCH_TPU_CACHE_DIR", str(tmp_path))
+    disk_cache.DiskCache(tmp_path).write("ab" * 32, b"x" * 2**20)
+    assert runner.invoke(cli.app, ["cache", "path"]).output.strip() == str(tmp_path)
+    assert runner.invoke(cli.app, ["cache", "stats"]).output.startswith("1 programs, 1.0 MiB of 8,192 MiB")
+    assert runner.invoke(cli.app, ["cache", "clear"]).output == "1 programs removed\n"
+    assert runner.invoke(cli.app, ["cache", "stats"]).output.startswith("0 programs, 0.0 MiB")
+    monkeypatch.setenv("TORCH_TPU_CACHE_DIR", "")
+    off = runner.invoke(cli.app, ["cache", "stats"])
+    assert off.exit_code == 1
+    assert "TORCH_TPU_CACHE_DIR is empty" in off.output

@@ -22,9 +22,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from torch_tpu.runtime import platform
+from torch_tpu.runtime import disk_cache, platform
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+cache_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The compiled programs kept on disk.")
+app.add_typer(cache_app, name="cache")
 
 PACKAGES = ("torch", "jaxlib", "ml_dtypes", "libtpu")
 PROBE_TIMEOUT_SECONDS = 120
@@ -105,6 +107,34 @@ def demo(
         typer.echo(f"The demo needs {error.name}. Run `pip install 'torch-tpu[demo]'`.", err=True)
         raise typer.Exit(1) from None
     raise typer.Exit(run_demo(quick=quick, output=output))
+
+
+def _disk_cache() -> disk_cache.DiskCache:
+    cache = disk_cache.from_environment()
+    if cache is None:
+        typer.echo("The disk cache is off: TORCH_TPU_CACHE_DIR is empty.", err=True)
+        raise typer.Exit(1)
+    return cache
+
+
+@cache_app.command()
+def path() -> None:
+    """Prints the folder."""
+    typer.echo(_disk_cache().folder)
+
+
+@cache_app.command()
+def stats() -> None:
+    """Prints how many programs there are and what they take."""
+    cache = _disk_cache()
+    found = cache.stats()
+    typer.echo(f"{found.entries:,} programs, {found.nbytes / 2**20:,.1f} MiB of {cache.limit / 2**20:,.0f} MiB")
+
+
+@cache_app.command()
+def clear() -> None:
+    """Removes every program. Running processes keep theirs."""
+    typer.echo(f"{_disk_cache().clear():,} programs removed")
 
 
 def _python() -> Finding:

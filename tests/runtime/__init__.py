@@ -1,0 +1,1 @@
+"""What lies under the device: the client and the caches of compiled programs."""
