@@ -28,6 +28,7 @@ _matmul_precision = torch._C._get_float32_matmul_precision
 _default_dtype = torch.get_default_dtype
 _WIDE = frozenset({torch.float64, torch.complex128})
 _Tensor = torch.Tensor
+_LAST_INT64 = 2**63 - 1
 
 _plans: dict[tuple[Any, ...], Plan | Unsupported] = {}
 _making = threading.RLock()
@@ -117,7 +118,7 @@ class CallSignature:
             for item in value:
                 self.argument(item, is_data)
         elif is_data and isinstance(value, (int, float, complex)) and (is_data is True or is_data(value)):
-            self.key.append(type(value))
+            self.key.append("uint64" if value.__class__ is int and value > _LAST_INT64 else type(value))
             self.data.append(value)
         elif isinstance(value, (float, complex, bool)):
             # Equal keys are not enough: 1 == 1.0 == True, 0.0 == -0.0, nan != nan.

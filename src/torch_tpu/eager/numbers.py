@@ -46,8 +46,8 @@ def _checked(func: OpOverload, position: int) -> Callable[..., torch.Tensor]:
         if len(arguments) > position:
             value = arguments[position]
             dtype = options.get("dtype") or getattr(first, "dtype", None)
-            if dtype is None and isinstance(value, float):
-                dtype = torch.get_default_dtype()
+            if dtype is None and isinstance(value, (int, float)) and not isinstance(value, bool):
+                dtype = torch.int64 if isinstance(value, int) else torch.get_default_dtype()
             if dtype is not None:
                 check_fits(value, dtype)
         return run(first, *arguments, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,9 @@ from torch._ops import OpOverload
 
 from torch_tpu.eager import copy
 from torch_tpu.eager.fallback import cpu_error
-from torch_tpu.ops.schema import bind, signature, unbind
+from torch_tpu.eager.kernels import program
+from torch_tpu.eager.overlap import check_overlap
+from torch_tpu.ops.schema import bind, call, signature, unbind
 from torch_tpu.tensor.errors import device_mismatch
 
 # These compute in the dtype of `out` unless another one is asked for.
@@ -48,20 +51,42 @@ class OutKernel:
         elif self.name in _IN_DTYPE_OF_OUT and given["dtype"] is None:
             given["dtype"] = outs[0].dtype
         bound = [given.get(a.name, a.default) for a in signature(self.functional).arguments]
+            if outs[0].dtype is not given["self"].dtype:
+                raise_as_cpu(self.func, args, kwargs)
         positional, keyword = unbind(self.functional, bound)
         results = self.functional(*positional, **keyword)
         flat = _tensors(results if isinstance(results, (list, tuple)) else [results])
         pairs = list(zip(_tensors(outs), flat, strict=True))
         # Which other dtypes and shapes `out` may have, and what is raised for the rest, is each operator's own affair.
         fits = all(out.dtype is r.dtype and (out.shape == r.shape or not out.numel()) for out, r in pairs)
-        if not fits and (error := cpu_error(self.func, args, kwargs)):
-            raise error
+        if not fits:
+            raise_as_cpu(self.func, args, kwargs)
         for out, result in pairs:
             place(out, result)
         return outs[0] if len(outs) == 1 and not self.sig.returns_list else tuple(outs)
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
+def raise_as_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises what the CPU raises for a call, if it does."""
+    if error := cpu_error(func, args, kwargs):
+        raise error
+
+
+def out_program(func: OpOverload) -> Callable[..., Any]:
+    """The kernel of an `out=` overload whose functional form is PyTorch's composite kernel: one program."""
+    run = program(func)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        check_overlap(func, args, kwargs)
+        dtypes = {v.dtype for v in _tensors([*args, *kwargs.values()]) if isinstance(v, torch.Tensor)}
+        if len(dtypes) > 1:
+            raise_as_cpu(func, args, kwargs)
+        return run(*args, **kwargs)
+
+    return kernel
+
+
     found: list[torch.Tensor] = []
     for v in values:
         found.extend(_tensors(v) if isinstance(v, (list, tuple)) else [v])
@@ -74,7 +99,7 @@ def place(out: torch.Tensor, result: torch.Tensor) -> None:
     Raises:
         RuntimeError: where elements of `out` share memory.
     """
-    if any(stride == 0 and size > 1 for stride, size in zip(out.stride(), out.shape, strict=True)):
+    if out.numel() and any(stride == 0 and size > 1 for stride, size in zip(out.stride(), out.shape, strict=True)):
         raise RuntimeError(
             "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
             "Please clone() the tensor before performing the operation."

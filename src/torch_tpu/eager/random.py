@@ -1,4 +1,4 @@
-"""Argument checks of the in-place random operators, whose numbers are data that no program looks at."""
+"""Argument checks of `randperm` and of the in-place random operators, whose numbers are data no program looks at."""
 
 from __future__ import annotations
 
@@ -51,3 +51,23 @@ for _func in (
     _name = _func._schema.name.partition("::")[2]
     _overload = _func._schema.overload_name
     kernel(f"{_name}.{_overload}" if _overload else _name)(_checked(_func))
+
+
+@kernel("randperm", "randperm.generator")
+def randperm(n: int, *, generator: torch.Generator | None = None, **options: Any) -> torch.Tensor:
+    _check_permutation(n, options.get("dtype") or torch.int64)
+    if generator is None:
+        result: torch.Tensor = program(aten.randperm.default)(n, **options)
+    else:
+        result = program(aten.randperm.generator)(n, generator=generator, **options)
+    return result
+
+
+@lru_cache(maxsize=64)
+def _check_permutation(n: int, dtype: torch.dtype) -> None:
+    """Raises what the CPU raises: for some dtypes, and where a dtype doesn't have all numbers below n."""
+    if dtype.is_floating_point:
+        last = int(2 / torch.finfo(dtype).eps)
+    else:
+        last = 0 if dtype is torch.bool or dtype.is_complex else torch.iinfo(dtype).max
+    torch.randperm(n if n > last else min(n, 1), dtype=dtype, generator=_spare())

@@ -18,7 +18,7 @@ from torch_tpu import ops
 from torch_tpu.eager import gate
 from torch_tpu.eager.kernels import HANDWRITTEN, program
 from torch_tpu.eager.memory import host_metadata_kernel
-from torch_tpu.eager.out import OutKernel
+from torch_tpu.eager.out import OutKernel, out_program
 from torch_tpu.ops import derived
 from torch_tpu.ops.registry import decomposes_here
 from torch_tpu.ops.schema import signature
@@ -31,6 +31,7 @@ HANDWRITTEN_MODULES = (
     "torch_tpu.eager.numbers",
     "torch_tpu.eager.random",
     "torch_tpu.eager.indexing",
+    "torch_tpu.eager.allowed",
     "torch_tpu.eager.dynamic",
     "torch_tpu.eager.recurrent",
     "torch_tpu.eager.least_squares",
@@ -111,7 +112,7 @@ def kernel_for(name: str) -> Callable[..., Any] | None:
     if sig.is_out:
         twin = derived.functional(func)
         # A functional operator without a kernel here would call its `out=` form in turn.
-        return program(func) if twin is None or kernel_for(twin.name()) is None else OutKernel(func, twin)
+        return out_program(func) if twin is None or kernel_for(twin.name()) is None else OutKernel(func, twin)
     if not _has_kernel(name, "CPU") and not _has_kernel(name, "CompositeExplicitAutogradNonFunctional"):
         return None
     return host_metadata_kernel(func) if sig.is_view else program(func)

@@ -92,6 +92,9 @@ def is_integer(dtype: torch.dtype) -> bool:
 
 _TYPE_NAMES = {
     torch.uint8: "Byte",
+    torch.uint16: "UInt16",
+    torch.uint32: "UInt32",
+    torch.uint64: "UInt64",
     torch.int8: "Char",
     torch.int16: "Short",
     torch.int32: "Int",

@@ -8,6 +8,7 @@ from torch_tpu.hlo.array import Array
 from torch_tpu.ops.indexing import elements, read, region
 from torch_tpu.ops.loss import MEAN, NONE, ArrayLike, reduced, spread
 from torch_tpu.ops.promotion import cast, compute_dtype
+from torch_tpu.ops.reduction import index_dtype
 from torch_tpu.ops.registry import Check, Spec, lower
 
 # --- negative log-likelihood -------------------------------------------------------------------------------------
@@ -38,7 +39,7 @@ def nll_loss_forward(
     out: list[Spec],
     check: Check,
 ) -> tuple[Array, Array]:
-    check_classes(target, x.shape[1 if x.ndim > 1 else 0], ignore_index, check)
+    target_in_bounds(target, x.shape[1 if x.ndim > 1 else 0], ignore_index, check)
     if x.ndim == 1:
         x, target = hlo.expand_dims(x, 0), hlo.reshape(target, (1,))
     x = cast(x, compute_dtype(x.dtype))
@@ -51,11 +52,13 @@ def nll_loss_forward(
     return total / total_weight if reduction == MEAN else total, total_weight
 
 
-def check_classes(target: Array, classes: int, ignore_index: int | None, check: Check) -> None:
-    valid = (target >= 0) & (target < classes)
-    if ignore_index is not None:
-        valid = valid | target.eq(ignore_index)
-    check(structured.reduce_and(valid, range(valid.ndim)), "Target is out of bounds.", IndexError)
+def target_in_bounds(target: Array, classes: int, ignore_index: int, check: Check) -> None:
+    target = hlo.reshape(target, [-1])
+    valid = (target >= 0) & (target < classes) | target.eq(ignore_index)
+    position = hlo.iota(target.shape, 0, index_dtype(target.size))
+    first_wrong = position.eq(structured.reduce_min(hlo.select(valid, target.size, position), [0]))
+    wrong = structured.reduce_sum(hlo.select(first_wrong, target, 0), [0])
+    check(structured.reduce_and(valid, [0]), "Target {} is out of bounds.", IndexError, wrong)
 
 
 @lower("nll_loss_backward", "nll_loss2d_backward")
@@ -116,7 +119,8 @@ def multi_margin_loss(
 ) -> Array:
     rows, margin = cast([_rows(x), margin], compute_dtype(x.dtype))
     target = hlo.reshape(target, rows.shape[:1])
-    check_classes(target, rows.shape[1], None, check)
+    valid = (target >= 0) & (target < rows.shape[1])
+    check(structured.reduce_and(valid, [0]), "target out of range", RuntimeError)
     excess, _ = _margins(rows, target, margin)
     powers = excess * excess if p == 2 else excess
     loss = structured.reduce_sum(powers * _target_weights(weight, target, rows), [1])

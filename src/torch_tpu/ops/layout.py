@@ -84,3 +84,7 @@ def as_on_cpu(func: OpOverload, meta: Any, args: tuple[Any, ...]) -> Any:
     if isinstance(meta, torch.Tensor):
         return layouts[0](meta, *args)
     return tuple(layouts[i](t, *args) if i in layouts else t for i, t in enumerate(meta))
+    aten.reflection_pad2d.default: {0: _like_input},
+    aten.reflection_pad3d.default: {0: _like_input},
+    aten.replication_pad2d.default: {0: _like_input},
+    aten.replication_pad3d.default: {0: _like_input},

@@ -45,7 +45,9 @@ def sum_(
     x: Array, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None, out: Spec
 ) -> Array:
     wide = hlo.convert(x, compute_dtype(out.dtype))
-    return hlo.reshape(structured.reduce_sum(wide, reduced_dimensions(x, dim)), out.shape)
+    # Asked for as a bool, a sum says whether there is anything in it.
+    add = structured.reduce_or if wide.dtype is torch.bool else structured.reduce_sum
+    return hlo.reshape(add(wide, reduced_dimensions(x, dim)), out.shape)
 
 
 @lower("nansum")

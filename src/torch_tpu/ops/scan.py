@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from torch_tpu.hlo import array as hlo
-from torch_tpu.hlo import structured
+from torch_tpu.hlo import module, structured
 from torch_tpu.hlo.array import Array, Number
 from torch_tpu.hlo.structured import Combine
 from torch_tpu.ops.promotion import compute_dtype
@@ -16,15 +16,28 @@ from torch_tpu.ops.reduction import index_dtype
 from torch_tpu.ops.registry import Spec, lower
 
 
-def scan(arrays: Sequence[Array], identity: Sequence[Number], dim: int, combine: Combine) -> list[Array]:
+# A vector of one sequence is scanned as this many, side by side, from this length on.
+_BLOCKS, _BLOCKED_FROM = 4, 2**14
+_WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+
+
+def scan(
+    arrays: Sequence[Array], identity: Sequence[Number], dim: int, combine: Combine, *, wide: bool = False
+) -> list[Array]:
     """Prefixes of `dim` reduced by `combine`, which must be associative and commutative.
 
-    One window over all earlier elements: XLA turns that into a scan of logarithmic depth.
+    One window over all earlier elements: XLA for TPU turns that into a scan of logarithmic depth. XLA:CPU makes machine
+    code of a loop over the elements, 3 to 30 times as fast as its windows and quicker to compile.
+
+    Args:
+        wide: whether the CPU's loop accumulates in twice the precision, as PyTorch's does for sums and products.
     """
     x = arrays[0]
     if not x.ndim or not x.size:
         return list(arrays)
     dim %= x.ndim
+    if module.target().platform == "cpu":
+        return _scan_in_order(arrays, identity, dim, combine, wide)
     return structured.reduce_window(
         arrays,
         [hlo.constant(i, a.dtype) for i, a in zip(identity, arrays, strict=True)],
@@ -34,44 +47,111 @@ def scan(arrays: Sequence[Array], identity: Sequence[Number], dim: int, combine:
     )
 
 
+def _scan_in_order(
+    arrays: Sequence[Array], identity: Sequence[Number], dim: int, combine: Combine, wide: bool
+) -> list[Array]:
+    """A loop along `dim`, which is moved to the front so that a step works on neighbouring elements."""
+    shape = arrays[0].shape
+    length = shape[dim]
+    dtypes = [_WIDER.get(a.dtype, a.dtype) if wide else a.dtype for a in arrays]
+    if arrays[0].size == length >= _BLOCKED_FROM and len(arrays) == 1:
+        blocks = _blocks(arrays[0].reshape(length), identity[0])
+        starts = _exclusive(hlo.convert(blocks, dtypes[0]), identity[0], combine)
+        result = _loop([blocks], [starts], 1, combine)[0]
+        return [hlo.slice_in_dim(result.reshape(result.size), 0, length).reshape(*shape)]
+    to_front = [dim, *(d for d in range(len(shape)) if d != dim)]
+    back = [to_front.index(d) for d in range(len(shape))]
+    rows = [hlo.transpose(a, to_front) for a in arrays]
+    starts = [hlo.full((1, *rows[0].shape[1:]), i, dtype) for i, dtype in zip(identity, dtypes, strict=True)]
+    return [hlo.transpose(a, back) for a in _loop(rows, starts, 0, combine)]
+
+
+def _blocks(x: Array, identity: Number) -> Array:
+    size = -(-x.shape[0] // _BLOCKS)
+    return hlo.pad(x, identity, [0], [size * _BLOCKS - x.shape[0]]).reshape(_BLOCKS, size)
+
+
+def _exclusive(blocks: Array, identity: Number, combine: Combine) -> Array:
+    """What stands before each block, reduced."""
+    totals = structured.reduce_one(blocks, identity, [1], combine)
+    before = [hlo.full((1,), identity, blocks.dtype)]
+    for i in range(_BLOCKS - 1):
+        before.append(combine(before[-1], hlo.slice_in_dim(totals, i, i + 1)))
+    return hlo.expand_dims(hlo.concatenate(before, 0), 1)
+
+
+def _loop(arrays: Sequence[Array], starts: Sequence[Array], dim: int, combine: Combine) -> list[Array]:
+    zero = hlo.constant(0, torch.int32)
+    count = len(arrays)
+
+    def step(i: Array, *carried: Array) -> list[Array]:
+        at = [i if d == dim else zero for d in range(arrays[0].ndim)]
+        new = [
+            hlo.convert(hlo.dynamic_slice(a, at, start.shape), start.dtype)
+            for a, start in zip(arrays, starts, strict=True)
+        ]
+        reduced = combine(*carried[:count], *new)
+        reduced = [reduced] if isinstance(reduced, Array) else list(reduced)
+        written = [
+            hlo.dynamic_update_slice(result, hlo.convert(r, result.dtype), at)
+            for result, r in zip(carried[count:], reduced, strict=True)
+        ]
+        return [*reduced, *written]
+
+    results = [hlo.zeros(a.shape, a.dtype) for a in arrays]
+    return structured.fori_loop(arrays[0].shape[dim], step, [*starts, *results])[count:]
+
+
 def cumulative_sum(x: Array, dim: int) -> Array:
-    return scan([x], [0], dim, hlo.add)[0]
+    return scan([x], [0], dim, hlo.add, wide=True)[0]
 
 
 @lower("cumsum")
 def cumsum(x: Array, dim: int, *, dtype: torch.dtype | None, out: Spec) -> Array:
-    return cumulative_sum(hlo.convert(x, compute_dtype(out.dtype)), dim)
+    return cumulative_sum(_as_numbers(x, out), dim)
 
 
 @lower("cumprod")
 def cumprod(x: Array, dim: int, *, dtype: torch.dtype | None, out: Spec) -> Array:
-    return scan([hlo.convert(x, compute_dtype(out.dtype))], [1], dim, hlo.multiply)[0]
+    return scan([_as_numbers(x, out)], [1], dim, hlo.multiply, wide=True)[0]
+
+
+def _as_numbers(x: Array, out: Spec) -> Array:
+    if out.dtype is torch.bool:
+        raise RuntimeError("cumulative sums and products are not computed in bool; ask for an integer dtype")
+    return hlo.convert(x, compute_dtype(out.dtype))
 
 
 @lower("cummax")
-def cummax(x: Array, dim: int) -> tuple[Array, Array]:
-    return _running_extreme(x, dim, hlo.lowest(x.dtype), hlo.maximum)
+def cummax(x: Array, dim: int) -> list[Array]:
+    return _running_extreme(x, dim, hlo.lowest(x.dtype), "GE")
 
 
 @lower("cummin")
-def cummin(x: Array, dim: int) -> tuple[Array, Array]:
-    return _running_extreme(x, dim, hlo.highest(x.dtype), hlo.minimum)
+def cummin(x: Array, dim: int) -> list[Array]:
+    return _running_extreme(x, dim, hlo.highest(x.dtype), "LE")
 
 
-def _running_extreme(x: Array, dim: int, identity: Number, combine: Combine) -> tuple[Array, Array]:
+def _running_extreme(x: Array, dim: int, identity: Number, direction: str) -> list[Array]:
     """The extreme so far (NaN wins) and the last position that has it: the last that was the extreme when it came."""
-    values = scan([x], [identity], dim, combine)[0]
     if not x.ndim:
-        return values, hlo.zeros((), torch.int64)
-    reached = x.eq(values) | hlo.is_nan(x)
-    positions = hlo.select(reached, hlo.iota(x.shape, dim % x.ndim, index_dtype(x.shape[dim])), -1)
-    return values, hlo.convert(scan([positions], [-1], dim, hlo.maximum)[0], torch.int64)
+        return [x, hlo.zeros((), torch.int64)]
+
+    def combine(x: Array, i: Array, y: Array, j: Array) -> list[Array]:
+        y_wins = hlo.is_nan(y) | (hlo.compare(y, x, direction) & ~hlo.is_nan(x))
+        x_wins = hlo.is_nan(x) | (hlo.compare(x, y, direction) & ~hlo.is_nan(y))
+        from_y = y_wins & ((j > i) | ~x_wins)
+        return [hlo.select(from_y, y, x), hlo.select(from_y, j, i)]
+
+    positions = hlo.iota(x.shape, dim % x.ndim, index_dtype(x.shape[dim]))
+    values, positions = scan([x, positions], [identity, -1], dim, combine)
+    return [values, hlo.convert(positions, torch.int64)]
 
 
 @lower("logcumsumexp", "_logcumsumexp")
 def logcumsumexp(x: Array, dim: int) -> Array:
     wide = hlo.convert(x, compute_dtype(x.dtype))
-    return hlo.convert(scan([wide], [-math.inf], dim, _log_add_exp)[0], x.dtype)
+    return hlo.convert(scan([wide], [-math.inf], dim, _log_add_exp, wide=True)[0], x.dtype)
 
 
 def _log_add_exp(x: Array, y: Array) -> Array:

@@ -428,4 +428,8 @@ def _common_dtype(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype:
         for v in _flat([list(args), list(kwargs.values())])
         if isinstance(v, (torch.Tensor, bool, int, float, complex))
     ]
+    tensors = [v for v in operands if isinstance(v, torch.Tensor)]
+    for other in tensors[1:]:
+        # Refuses what PyTorch's rules in Python let through: uint16, uint32 or uint64 with another integer dtype.
+        torch.result_type(tensors[0], other)
     return elementwise_dtypes(*operands, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)[1]
