@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from tests.compare import check
+from tests.compare import check, no_fallback
 from torch_tpu import metrics
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -146,3 +147,25 @@ def test_a_sequence_is_one_program() -> None:
 def test_no_steps_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="sequence length"):
         nn.LSTM(5, 4).to("tpu")(torch.zeros(0, 2, 5, device="tpu"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lengths", [None, [4, 2, 1]])
+def test_second_derivatives(kind: str, lengths: list[int] | None) -> None:
+    """A gradient penalty: the gradient of the squared gradient of the inputs."""
+
+    def penalty(module: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        inputs = x if lengths is None else pack_padded_sequence(x, torch.tensor(lengths))
+        output, last = module(inputs)
+        total = (output if lengths is None else output.data).square().sum()
+        total = total + (last[1] if kind == "lstm" else last).sum()
+        (slope,) = torch.autograd.grad(total, x, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), [x, *module.parameters()])
+
+    module = _module(kind, torch.float64, bidirectional=True)
+    x = torch.randn(4, 3, 5, dtype=torch.float64)
+    want = penalty(module, x.clone().requires_grad_())
+    with no_fallback():
+        got = penalty(copy.deepcopy(module).to("tpu"), x.to("tpu").requires_grad_())
+    for g, w in zip(got, want, strict=True):
+        torch.testing.assert_close(g.cpu(), w)

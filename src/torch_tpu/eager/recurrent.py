@@ -13,6 +13,7 @@ import torch
 from torch._C import DispatchKey
 
 import torch_tpu.ops.recurrent  # noqa: F401  (defines the private operators)
+from torch_tpu.eager.recurrent_gradient import differentiable_gradient
 
 Tensor = torch.Tensor
 _library = torch.library.Library("aten", "IMPL")
@@ -33,11 +34,13 @@ class Layer(torch.autograd.Function):
         ctx.mark_non_differentiable(output[1], output[2])
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(
         ctx: Any, grad_output: Tensor | None, _: Any, __: Any, grad_h: Tensor | None, grad_c: Tensor | None
     ) -> Any:
         *tensors, output, saved, cells = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            incoming = (grad_output, grad_h, grad_c)
+            return (*differentiable_gradient(incoming, tensors, ctx.mode, ctx.reverse), None, None, None)
         gradients = torch.ops.tpu.rnn_layer_backward(
             grad_output, grad_h, grad_c, *tensors, output, saved, cells, ctx.mode, ctx.reverse
         )
