@@ -38,16 +38,16 @@ class ModuleRun:
         if wider is not None and wider.dtypes and entry.dtype not in wider.dtypes:
             wider = None
         self.rtol, self.atol = (wider.rtol, wider.atol) if wider is not None else (None, None)
-        # Once for an entry: a second derivative is many more programs than the first.
-        self.second_order_checked = False
 
     def outcome(self, checks: frozenset[str]) -> Outcome:
         result = Outcome()
-        for sample in spread(self._inputs(self.info.module_inputs_func), self.most):
+        samples = spread(self._inputs(self.info.module_inputs_func), self.most)
+        for i, sample in enumerate(samples):
             if not self._cpu_takes(sample):
                 continue
             result.samples += 1
-            for check, function in self._checks_of(sample):
+            # Once for an entry: a second derivative is many more programs than the first.
+            for check, function in self._checks_of(sample, second_order=i == len(samples) // 2):
                 if check in checks:
                     result.record(check, _summary(sample), function)
         if "errors" in checks and self.info.module_error_inputs_func is not None and self.dtype is torch.float32:
@@ -64,12 +64,12 @@ class ModuleRun:
         """Whether the CPU runs the sample in this dtype, which the database says of its own dtypes only."""
         return self.dtype in self.info.dtypes or raised(lambda: self._run(*self._host(sample))) is None
 
-    def _checks_of(self, sample: Any) -> Iterator[tuple[str, Callable[[], None]]]:
+    def _checks_of(self, sample: Any, second_order: bool) -> Iterator[tuple[str, Callable[[], None]]]:
         if {"device", "dtype"} <= set(inspect.signature(self.info.module_cls).parameters):
             yield "construct", lambda: self._construct(sample)
         yield "forward", lambda: self._forward(sample)
         yield "gradient", lambda: self._gradient(sample)
-        if self.info.supports_gradgrad and self.dtype in DOUBLE and not self.second_order_checked:
+        if second_order and self.info.supports_gradgrad and self.dtype in DOUBLE:
             yield "gradgrad", lambda: self._second_order(sample)
         yield "strided", lambda: self._forward(sample, _strided)
 
@@ -129,7 +129,6 @@ class ModuleRun:
 
     def _second_order(self, sample: Any) -> None:
         host, device, host_inputs, device_inputs = self._copies(sample)
-        self.second_order_checked = True
         modules = {"cpu": host, "tpu": device}
 
         def call(leaves: Any) -> Any:

@@ -35,15 +35,15 @@ class OperatorRun:
             wider = None
         self.rtol, self.atol = (wider.rtol, wider.atol) if wider is not None else (None, None)
         self.differentiable = self.info.supports_autograd and self.dtype in self.info.supported_backward_dtypes("cpu")
-        # Once for an entry: a second derivative is many more programs than the first.
-        self.second_order_checked = False
 
     def outcome(self, checks: frozenset[str]) -> Outcome:
         result = Outcome()
-        samples = list(self.info.sample_inputs("cpu", self.dtype, requires_grad=self.differentiable))
-        for sample in spread(samples, self.most):
+        found = list(self.info.sample_inputs("cpu", self.dtype, requires_grad=self.differentiable))
+        samples = spread(found, self.most)
+        for i, sample in enumerate(samples):
             result.samples += 1
-            for check, function in self._checks_of(sample):
+            # Once for an entry: a second derivative is many more programs than the first.
+            for check, function in self._checks_of(sample, second_order=i == len(samples) // 2):
                 if check in checks and (self.entry.op, check) not in tolerances.SKIPPED:
                     result.record(check, sample.summary(), function)
         if "errors" in checks:
@@ -62,11 +62,11 @@ class OperatorRun:
             if all(t.device.type == "cpu" and t.dim() <= 64 for t in leaves if _is_tensor(t)):
                 yield error_input
 
-    def _checks_of(self, sample: Any) -> Iterator[tuple[str, Callable[[], None]]]:
+    def _checks_of(self, sample: Any, second_order: bool) -> Iterator[tuple[str, Callable[[], None]]]:
         yield "forward", lambda: self._forward(sample)
         if self.differentiable:
             yield "gradient", lambda: self._gradient(sample)
-            if self.info.supports_gradgrad and self.dtype in DOUBLE and not self.second_order_checked:
+            if second_order and self.info.supports_gradgrad and self.dtype in DOUBLE:
                 yield "gradgrad", lambda: self._second_order(sample)
         yield "strided", lambda: self._forward(sample.noncontiguous())
         if self.info.get_inplace() is not None:
@@ -122,8 +122,6 @@ class OperatorRun:
             check_second_order(call, device, host, self.rtol, self.atol)
         except NoGradient:
             return
-        finally:
-            self.second_order_checked = True
 
     def _out(self, sample: Any) -> None:
         """`out=` of the right kind, with other strides, and of a dtype that may not fit."""

@@ -90,6 +90,11 @@ NOT_POSSIBLE: dict[str, str] = {
     "to_sparse": _SPARSE,
 }
 
+# What the database itself has samples for in fewer dtypes than it says.
+FLOAT_SAMPLES: dict[str, str] = {
+    "register_hook": "its samples want gradients, in integer dtypes as well",
+}
+
 # Operators that PyTorch gives everything but the first argument on the CPU, whatever the device.
 HOST_ARGUMENTS: dict[str, str] = {
     "tensor_split": "it refuses sections or indices on a device, because it reads them to make the views",
