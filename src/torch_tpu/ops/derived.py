@@ -57,11 +57,10 @@ def functional(func: OpOverload) -> OpOverload | None:
                 ]:
                     return found
         return None
-    if sig.is_inplace:
-        if packet.endswith("_"):
-            found = overload(packet[:-1], name, namespace)
-            if found is not None and not signature(found).is_inplace and _same_kinds(func, found):
-                return found
+    if sig.is_inplace and packet.endswith("_"):
+        found = overload(packet[:-1], name, namespace)
+        if found is not None and not signature(found).is_inplace and _same_kinds(func, found):
+            return found
     return None
 
 
