@@ -463,7 +463,7 @@ def test_random_chains_of_views_and_writes(seed: int) -> None:
 
 
 def test_what_overlaps_without_harm() -> None:
-    """An expanded tensor copied to itself, neighbours in one storage, operands with gaps, a tensor as its own operand."""
+    """An expanded tensor copied to itself, neighbours in one storage, operands with gaps, a tensor with itself."""
 
     def run(x: torch.Tensor) -> Any:
         wide = x[:1].expand(4, 6)
