@@ -38,6 +38,27 @@ def _as_input(t: torch.Tensor, x: torch.Tensor, *args: Any) -> torch.Tensor:
     return torch.empty_like(x, dtype=t.dtype)
 
 
+def _statistics(t: torch.Tensor, x: torch.Tensor, *args: Any) -> torch.Tensor:
+    """Mean or inverse deviation: in the dtype of the parameters, if there are any."""
+    parameters = [a for a in args if isinstance(a, torch.Tensor)]
+    return torch.empty(t.shape, dtype=(parameters or [x])[0].dtype, device=t.device)
+
+
+def _no_statistics(t: torch.Tensor, *args: Any) -> torch.Tensor:
+    return _statistics(t.new_empty(0), *args)
+
+
+def _batch_statistics(t: torch.Tensor, *args: Any) -> torch.Tensor:
+    """Only in training, which is the first flag among the arguments."""
+    training = next(a for a in args if isinstance(a, bool))
+    return _statistics(t, *args) if training else _no_statistics(t, *args)
+
+
+def _power(t: torch.Tensor, x: torch.Tensor, exponent: object) -> torch.Tensor:
+    """A bool to the power of a bool is a bool; the meta kernel says integer."""
+    return t.bool() if x.dtype is torch.bool and isinstance(exponent, bool) else t
+
+
 def _outermost_first(strides: Sequence[int], dims: Sequence[int]) -> list[int]:
     return sorted(dims, key=lambda d: -strides[d])
 
@@ -83,6 +104,12 @@ def as_on_cpu(func: OpOverload, meta: Any, args: tuple[Any, ...]) -> Any:
         return meta
     if isinstance(meta, torch.Tensor):
         return layouts[0](meta, *args)
+    aten.pow.Scalar: {0: _row_major},
+    aten.pow.Tensor_Scalar: {0: _power},
+    aten.reflection_pad2d.default: {0: _like_input},
+    aten.reflection_pad3d.default: {0: _like_input},
+    aten.replication_pad2d.default: {0: _like_input},
+    aten.replication_pad3d.default: {0: _like_input},
     return tuple(layouts[i](t, *args) if i in layouts else t for i, t in enumerate(meta))
     aten.reflection_pad2d.default: {0: _like_input},
     aten.reflection_pad3d.default: {0: _like_input},
