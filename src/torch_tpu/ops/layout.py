@@ -1,4 +1,4 @@
-"""Where PyTorch's meta kernels give other strides than its CPU kernels: the CPU's, by operator."""
+"""Where PyTorch's meta kernels give other strides, dtypes or sizes than its CPU kernels: the CPU's, by operator."""
 
 from __future__ import annotations
 
@@ -82,36 +82,42 @@ def _fft_c2r(t: torch.Tensor, x: torch.Tensor, dims: Sequence[int], *args: Any) 
 
 # By operator and position among its results.
 _LAYOUTS: dict[OpOverload, dict[int, Layout]] = {
+    aten._batch_norm_no_update.default: {1: _no_statistics, 2: _no_statistics},
+    aten._batch_norm_with_update.default: {1: _statistics, 2: _statistics},
+    aten._batch_norm_with_update_functional.default: {1: _statistics, 2: _statistics},
     aten._fft_c2r.default: {0: _fft_c2r},
     aten._fft_r2c.default: {0: _fft_r2c},
     aten._fake_quantize_learnable_per_channel_affine.default: {0: _as_input},
     aten._fake_quantize_learnable_per_tensor_affine.default: {0: _as_input},
     aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: {0: _as_input, 1: _as_input},
     aten._linalg_svd.default: {2: _column_major},
+    aten._native_batch_norm_legit.default: {1: _batch_statistics, 2: _batch_statistics},
+    aten._native_batch_norm_legit.no_stats: {1: _batch_statistics, 2: _batch_statistics},
+    aten._native_batch_norm_legit_functional.default: {1: _batch_statistics, 2: _batch_statistics},
+    aten._native_batch_norm_legit_no_training.default: {1: _no_statistics, 2: _no_statistics},
     aten.fake_quantize_per_channel_affine_cachemask.default: {0: _as_input, 1: _as_input},
     aten.fake_quantize_per_tensor_affine_cachemask.default: {0: _as_input, 1: _as_input},
     aten.geqrf.default: {0: _column_major},
     aten.linalg_eig.default: {1: _column_major},
     aten.max_unpool2d.default: {0: _like_input},
+    aten.native_batch_norm.default: {1: _batch_statistics, 2: _batch_statistics},
+    aten.native_group_norm.default: {1: _statistics, 2: _statistics},
+    aten.native_layer_norm.default: {1: _statistics, 2: _statistics},
     aten.nonzero_static.default: {0: _row_major},
-}
-
-
-def as_on_cpu(func: OpOverload, meta: Any, args: tuple[Any, ...]) -> Any:
-    """An operator's meta results with the strides its CPU kernel gives them."""
-    layouts = _LAYOUTS.get(func)
-    if layouts is None:
-        return meta
-    if isinstance(meta, torch.Tensor):
-        return layouts[0](meta, *args)
     aten.pow.Scalar: {0: _row_major},
     aten.pow.Tensor_Scalar: {0: _power},
     aten.reflection_pad2d.default: {0: _like_input},
     aten.reflection_pad3d.default: {0: _like_input},
     aten.replication_pad2d.default: {0: _like_input},
     aten.replication_pad3d.default: {0: _like_input},
+}
+
+
+def as_on_cpu(func: OpOverload, meta: Any, args: tuple[Any, ...]) -> Any:
+    """An operator's meta results with the strides, dtypes and sizes its CPU kernel gives them."""
+    layouts = _LAYOUTS.get(func)
+    if layouts is None:
+        return meta
+    if isinstance(meta, torch.Tensor):
+        return layouts[0](meta, *args)
     return tuple(layouts[i](t, *args) if i in layouts else t for i, t in enumerate(meta))
-    aten.reflection_pad2d.default: {0: _like_input},
-    aten.reflection_pad3d.default: {0: _like_input},
-    aten.replication_pad2d.default: {0: _like_input},
-    aten.replication_pad3d.default: {0: _like_input},
