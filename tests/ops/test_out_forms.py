@@ -1,7 +1,11 @@
-"""`out=` forms of operators that write more than their results, or whose functional form has another name."""
+"""`out=` forms: of operators that write more than their results or have other names, and what an empty `out` gets."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import pytest
 import torch
 
 from tests.compare import check
@@ -46,3 +50,25 @@ def test_normal_of_a_tensors_shape() -> None:
     aten.normal.out(torch.zeros(100, device="tpu"), 5.0, 0.1, out=out)
     assert out.shape == (100,)
     assert 4.5 < out.min().item() < out.max().item() < 5.5
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "dtype"),
+    [
+        (torch.linalg.inv, (torch.eye(3) + 0.25,), torch.float32),
+        (torch.linalg.eigvals, (torch.diag(torch.tensor([1.0, 2.0])),), torch.complex64),
+        (torch.nonzero, (torch.tensor([[0, 1], [1, 1]]),), torch.int64),
+        (torch.conj_physical, (torch.tensor([1 + 2j, 3j]),), torch.complex64),
+        (torch.mvlgamma, (torch.tensor([3.0, 4.5]), 2), torch.float32),
+        (torch.fft.ifft, (torch.arange(4) + 0j,), torch.complex64),
+        (torch._C._nn.adaptive_avg_pool2d, (torch.arange(16.0).reshape(1, 4, 4), (2, 2)), torch.float32),
+        (aten._stack, ([torch.zeros(2), torch.ones(2)], 1), torch.float32),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_an_empty_out_gets_shape_and_strides(function: Callable, args: tuple, dtype: torch.dtype) -> None:
+    def run(out: torch.Tensor, *args: Any) -> torch.Tensor:
+        assert function(*args, out=out) is out
+        return out
+
+    check(run, torch.empty(0, dtype=dtype), *args)
