@@ -29,6 +29,7 @@ FAMILIES = (
     "attention",
     "recurrent",
     "linalg",
+    "ldl",
     "spectral",
     "norm",
     "scan",
