@@ -62,6 +62,7 @@ def test_normal_of_a_tensors_shape() -> None:
         (torch.mvlgamma, (torch.tensor([3.0, 4.5]), 2), torch.float32),
         (torch.fft.ifft, (torch.arange(4) + 0j,), torch.complex64),
         (torch._C._nn.adaptive_avg_pool2d, (torch.arange(16.0).reshape(1, 4, 4), (2, 2)), torch.float32),
+        (aten.range.out_, (1, 4), torch.float32),
         (aten._stack, ([torch.zeros(2), torch.ones(2)], 1), torch.float32),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
