@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.compare import assert_same, to_device
+from tests.compare import assert_same, no_fallback, to_device
 
 Function = Callable[..., Any]
 
@@ -155,3 +155,10 @@ def test_refused_dtypes(x: torch.Tensor) -> None:
     same_outcome(lambda x: torch.pow(x, x), x)
     same_outcome(lambda x: torch._foreach_lerp([x], [x], 0.5), x)
     same_outcome(lambda x: torch._foreach_floor_([x]), x)
+    same_outcome(lambda x: torch._foreach_frac([x]), x)
+    same_outcome(lambda x: torch._foreach_addcdiv([x], [x], [x]), x)
+
+
+def test_what_the_cpu_refuses_too_is_no_fallback() -> None:
+    with no_fallback():
+        same_outcome(lambda x: torch._foreach_mm([x.reshape(1, 2)], [x.reshape(2, 1)]), BOOLS)

@@ -32,7 +32,7 @@ _BOOL = frozenset(
         "trunc",
     }
 )
-_INTEGERS_AND_BOOL = frozenset({"hardsigmoid", "hardswish", "histc", "lerp.Scalar", "lerp.Tensor"})
+_INTEGERS_AND_BOOL = frozenset({"addcdiv", "frac", "hardsigmoid", "hardswish", "histc", "lerp.Scalar", "lerp.Tensor"})
 
 
 def check_dtype(name: str, values: list[Any]) -> None:
