@@ -30,6 +30,7 @@ TOLERANCES: dict[str, Tolerance] = {
     "linalg.householder_product": Tolerance(1.3e-6, 1e-4, _CANCELS, _F32),
     "logcumsumexp": Tolerance(1e-4, 3e-3, _CANCELS, _F32),
     "matrix_exp": Tolerance(1e-5, 1e-1, "results of size 1e5; " + _CANCELS, _F32),
+    "native_layer_norm": Tolerance(1.3e-6, 2e-5, "of one element, whose gradient is 0: the CPU's is 1.4e-5", _F32),
     "nn.functional.conv3d": Tolerance(1.3e-6, 1e-4, _CANCELS, _F32),
     "nn.functional.conv_transpose3d": Tolerance(1.3e-6, 1e-4, _CANCELS, _F32),
     "nn.functional.ctc_loss": Tolerance(1.3e-6, 2e-4, _CANCELS, _F32),
@@ -110,6 +111,7 @@ RANDOM_SAMPLES: dict[str, Callable[[Any], bool]] = {
 SKIPPED: dict[tuple[str, str], str] = {
     ("ASGD", "capturable differentiable"): "a step overwrites what the gradient of the one before it needs",
     ("fft.ihfft2", "out"): "the CPU leaves out= unwritten where one dimension is transformed",
+    ("RAdam", "capturable differentiable"): "in the first steps the gradient of a branch not taken is NaN",
     ("fft.ihfftn", "out"): "the CPU leaves out= unwritten",
     ("linalg.lu", "out"): "the CPU crashes when out= has another dtype",
     ("lu_unpack", "out"): "the CPU crashes when out= has another dtype",
@@ -120,6 +122,14 @@ SKIPPED: dict[tuple[str, str], str] = {
 # result that differs from the CPU's also passes if it is, at default tolerances, the CPU's float32 result on the same
 # inputs, rounded once.
 ROUNDED_ONCE = ("bfloat16", "float16")
+
+# Results of half precision that need only be as near to the float32 ones as the CPU's own are (gradients of half
+# precision always: they come from several operators, each of which rounds).
+AS_ACCURATE: dict[str, str] = {
+    "matrix_exp": "a polynomial and squarings, each a matrix product that amplifies the errors before it",
+    "nn.functional.linear_cross_entropy": "a matrix product, log_softmax and a loss, each of which rounds",
+    "nn.functional.scaled_dot_product_attention": "the weights are rounded before they meet the values",
+}
 
 
 # Which of several equal elements comes first is not specified (the CPU's own order depends on the size); float32
