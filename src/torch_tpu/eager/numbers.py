@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from torch_tpu.eager.fallback import cpu_error
 from torch_tpu.eager.kernels import kernel, program
 
 aten = torch.ops.aten
@@ -50,6 +51,10 @@ def _checked(func: OpOverload, position: int) -> Callable[..., torch.Tensor]:
                 dtype = torch.int64 if isinstance(value, int) else torch.get_default_dtype()
             if dtype is not None:
                 check_fits(value, dtype)
+            if dtype is torch.bool and isinstance(value, complex):
+                if error := cpu_error(func, (first, *arguments), options):
+                    raise error
+                arguments = (*arguments[:position], bool(value), *arguments[position + 1 :])
         return run(first, *arguments, **options)
 
     return kernel
@@ -70,3 +75,17 @@ for _func, _position in (
     (aten.scatter_.value, 2),
 ):
     kernel(_func.name().partition("::")[2])(_checked(_func, _position))
+
+
+def _shifted(func: OpOverload) -> Callable[..., torch.Tensor]:
+    """PyTorch's meta kernel knows no shift of a bool; by a number, it is one of an integer."""
+    run = program(func)
+
+    def kernel(x: torch.Tensor, amount: Any) -> torch.Tensor:
+        return run(x.to(torch.result_type(x, amount)) if x.dtype is torch.bool else x, amount)
+
+    return kernel
+
+
+for _func in (aten.__lshift__.Scalar, aten.__rshift__.Scalar):
+    kernel(_func.name().partition("::")[2])(_shifted(_func))

@@ -304,6 +304,9 @@ def convert(x: Array, dtype: torch.dtype) -> Array:
         return x.ne(0)
     if x.dtype.is_complex and not dtype.is_complex:
         return convert(real(x), dtype)
+    if x.dtype is torch.bool and (dtype.is_floating_point or dtype.is_complex):
+        # As a conversion, XLA takes a product with it for a selection: false times infinity would be 0.
+        return select(x, constant(1, dtype), constant(0, dtype))
     if x.dtype.is_floating_point and dtype in (torch.uint8, torch.uint16, torch.uint32, torch.int8, torch.int16):
         # Out of range, C++ goes through a wider integer and wraps where XLA would saturate.
         return convert(convert(x, torch.int64 if dtype is torch.uint32 else torch.int32), dtype)
