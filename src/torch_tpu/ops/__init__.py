@@ -36,6 +36,8 @@ FAMILIES = (
     "indexing",
     "scatter",
     "join",
+    "view_copies",
+    "jagged",
     "padding",
     "embedding",
     "activation",

@@ -142,6 +142,16 @@ def cummin(x: Array, dim: int) -> list[Array]:
     return _running_extreme(x, dim, hlo.highest(x.dtype), "LE")
 
 
+@lower("_cummax_helper")
+def cummax_helper(x: Array, values: Array, indices: Array, dim: int) -> list[Array]:
+    return cummax(x, dim)
+
+
+@lower("_cummin_helper")
+def cummin_helper(x: Array, values: Array, indices: Array, dim: int) -> list[Array]:
+    return cummin(x, dim)
+
+
 def _running_extreme(x: Array, dim: int, identity: Number, direction: str) -> list[Array]:
     """The extreme so far (NaN wins) and the last position that has it: the last that was the extreme when it came."""
     if not x.ndim:
