@@ -170,6 +170,7 @@ def convolution() -> None:
     conv("conv2d 8×128×28×28, 1×1", F.conv2d, (8, 128, 28, 28), (256, 128, 1, 1))
     conv("conv2d 8×96×56×56, depthwise 3×3", F.conv2d, (8, 96, 56, 56), (96, 1, 3, 3), padding=1, groups=96)
     conv("conv2d 8×64×28×28, 4 groups 3×3", F.conv2d, (8, 64, 28, 28), (64, 16, 3, 3), padding=1, groups=4)
+    conv("conv2d 8×128×28×28, 32 groups 3×3", F.conv2d, (8, 128, 28, 28), (128, 4, 3, 3), padding=1, groups=32)
     conv("conv3d 2×16×16×32×32, 3×3×3", F.conv3d, (2, 16, 16, 32, 32), (16, 16, 3, 3, 3), padding=1)
     conv("conv_transpose2d 8×64×28×28, 4×4 stride 2", F.conv_transpose2d, (8, 64, 28, 28), (64, 32, 4, 4), stride=2)
 
