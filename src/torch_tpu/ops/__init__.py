@@ -53,6 +53,7 @@ FAMILIES = (
     "fake_quantize",
     "sorting",
     "search",
+    "sparse_indices",
     "segment",
     "padded",
 )
