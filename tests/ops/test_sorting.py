@@ -201,3 +201,15 @@ def test_rows_of_sparse_matrices(dtype: torch.dtype, out_int32: bool) -> None:
         check(torch._convert_indices_from_csr_to_coo, beginnings, columns, **options)
         batch = torch.stack([beginnings, torch.tensor([0, 0, 1, 3], dtype=dtype)])
         check(torch._convert_indices_from_csr_to_coo, batch, torch.stack([columns, columns.flip(0)]), **options)
+
+
+@pytest.mark.parametrize("bits", [8, 40, 63])
+def test_long_integers_of_any_range(bits: int) -> None:
+    # Above 4,096 elements, numbers of few bits are sorted packed with their positions.
+    x = torch.randint(-(2 ** (bits - 1)), 2 ** (bits - 1), (5, 1000))
+    for descending in (False, True):
+        check(lambda x, d=descending: x.sort(dim=1, descending=d, stable=True), x)
+    check(lambda x: x.sort(dim=0, stable=True), x)
+    check(lambda x: x.unique(return_inverse=True, return_counts=True), x)
+    extremes = torch.tensor([torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max, 0, -1]).repeat(2000)
+    check(lambda x: x.sort(stable=True), extremes)
