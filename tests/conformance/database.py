@@ -87,6 +87,7 @@ def entries(pattern: str = "", dtypes: Sequence[torch.dtype] = DTYPES, kinds: Se
         for (op, variant), info in _infos()[kind].items()
         if dtype in _dtypes(kind, info)
         and op not in tolerances.NOT_POSSIBLE
+        and (op, dtype_name(dtype)) not in tolerances.NOT_POSSIBLE_IN
         and wanted.search(f"{op}.{variant}" if variant else op)
     ]
 

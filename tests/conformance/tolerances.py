@@ -84,12 +84,17 @@ UP_TO_SIGN: frozenset[str] = frozenset({"linalg.eigh", "linalg.eig", "linalg.svd
 
 # What the device has no form of at all.
 _SPARSE = "the device has no sparse layouts"
+_COMPLEX_HALF = "XLA has no complex number of two float16"
 NOT_POSSIBLE: dict[str, str] = {
     "SparseAdam": _SPARSE,
-    "chalf": "XLA has no complex number of two float16",
+    "chalf": _COMPLEX_HALF,
     "sparse.mm": _SPARSE,
     "sparse.sampled_addmm": _SPARSE,
     "to_sparse": _SPARSE,
+}
+NOT_POSSIBLE_IN: dict[tuple[str, str], str] = {
+    ("complex", "float16"): _COMPLEX_HALF,
+    ("view_as_complex", "float16"): _COMPLEX_HALF,
 }
 
 # What the database itself has samples for in fewer dtypes than it says.
@@ -105,6 +110,7 @@ HOST_ARGUMENTS: dict[str, str] = {
 # Samples of operators that are random only then.
 RANDOM_SAMPLES: dict[str, Callable[[Any], bool]] = {
     "nn.functional.multi_head_attention_forward": lambda sample: sample.args[9] > 0,
+    "nn.functional.scaled_dot_product_attention": lambda sample: sample.kwargs.get("dropout_p", 0) > 0,
 }
 
 # Checks that the CPU fails, and configurations of optimizers.

@@ -332,7 +332,8 @@ def imag(x: Array) -> Array:
 
 def complex_(re: ArrayLike, im: ArrayLike) -> Array:
     re, im = _pair(re, im)
-    return Array(stablehlo.complex(re.value, im.value), re.shape, types.COMPLEX_OF[re.dtype])
+    dtype = types.complex_of(re.dtype)
+    return Array(stablehlo.complex(re.value, im.value), re.shape, dtype)
 
 
 def conj(x: Array) -> Array:
