@@ -89,3 +89,38 @@ def _shifted(func: OpOverload) -> Callable[..., torch.Tensor]:
 
 for _func in (aten.__lshift__.Scalar, aten.__rshift__.Scalar):
     kernel(_func.name().partition("::")[2])(_shifted(_func))
+
+
+def _checked_bounds(func: OpOverload) -> Callable[..., torch.Tensor]:
+    run = program(func)
+
+    def kernel(x: torch.Tensor, *bounds: Any, **named: Any) -> torch.Tensor:
+        if not x.dtype.is_floating_point:
+            numbers = [v for v in (*bounds, *named.values()) if isinstance(v, int)]
+            if not all(_fits(v, x.dtype) for v in numbers) and (error := cpu_error(func, (x, *bounds), named)):
+                raise error
+        return run(x, *bounds, **named)
+
+    return kernel
+
+
+for _func in (
+    aten.clamp.default,
+    aten.clamp_.default,
+    aten.clamp_max.default,
+    aten.clamp_max_.default,
+    aten.clamp_min.default,
+    aten.clamp_min_.default,
+    aten.hardtanh.default,
+    aten.hardtanh_.default,
+    aten.threshold.default,
+    aten.threshold_.default,
+):
+    kernel(_func.name().partition("::")[2])(_checked_bounds(_func))
+
+
+@kernel("scalar_tensor")
+def scalar_tensor(value: complex, **options: Any) -> torch.Tensor:
+    check_fits(value, options.get("dtype") or torch.get_default_dtype())
+    result: torch.Tensor = program(aten.scalar_tensor.default)(value, **options)
+    return result

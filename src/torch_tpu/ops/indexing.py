@@ -44,9 +44,9 @@ def check_bounds(
 
 
 def check_rows(check: Check, index: Array, x: Array, dim: int = 0) -> None:
-    """States that every index is one of a slice of `x`; where slices have no elements the CPU says it otherwise."""
+    """States that every index is one of a slice of `x`; where the CPU copies whole blocks it says it otherwise."""
     size = x.shape[dim]
-    if x.size or not size:
+    if dim != 1 and (x.size or not size):
         check_bounds(check, index, size, OUT_OF_RANGE)
     else:
         message = f"INDICES element is out of DATA bounds, id={{}} axis_dim={size}"
@@ -207,6 +207,8 @@ def at_least_1d(x: Array) -> Array:
 @lower("index_select")
 def index_select(x: Array, dim: int, index: Array, *, out: Spec, check: Check) -> Array:
     x, index = at_least_1d(x), at_least_1d(index)
+    if index.dtype not in (torch.int32, torch.int64):
+        raise RuntimeError("index_select(): Expected dtype int32 or int64 for index")
     if index.ndim > 1:
         raise IndexError("index_select(): Index is supposed to be a vector")
     if index.size and not x.shape[dim]:
