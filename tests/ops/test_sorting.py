@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -213,3 +214,9 @@ def test_long_integers_of_any_range(bits: int) -> None:
     check(lambda x: x.unique(return_inverse=True, return_counts=True), x)
     extremes = torch.tensor([torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max, 0, -1]).repeat(2000)
     check(lambda x: x.sort(stable=True), extremes)
+
+
+@pytest.mark.parametrize("number", [True, 1 + 1j, 2.5])
+def test_one_number_needs_no_order(number: Any) -> None:
+    """The CPU returns a tensor without dimensions as it is, even where its dtype is refused otherwise."""
+    check(lambda x: (x.kthvalue(1, 0), x.mode(0), x.cummax(0), x.cummin(0)), torch.tensor(number))

@@ -10,7 +10,7 @@ from torch_tpu.hlo.array import Array
 from torch_tpu.ops.indexing import at_least_1d, elements, read
 from torch_tpu.ops.reduction import first_extreme, index_dtype, keep_dimensions, require_extreme
 from torch_tpu.ops.registry import Spec, lower
-from torch_tpu.ops.scan import scan
+from torch_tpu.ops.scan import number_itself, scan
 
 # Packed into float32 without loss.
 _NARROW = frozenset(
@@ -129,6 +129,8 @@ def _reduced_shape(x: Array, dim: int) -> list[int]:
 
 @lower("kthvalue")
 def kthvalue(x: Array, k: int, dim: int, keepdim: bool, *, out: list[Spec]) -> list[Array]:
+    if not x.ndim:
+        return number_itself(x)
     x = at_least_1d(x)
     dim %= x.ndim
     return _shaped(_element_at(x, dim, hlo.full(_reduced_shape(x, dim), k - 1, torch.int32)), out)
@@ -182,6 +184,8 @@ def _median_of_all(x: Array, skip_nan: bool) -> Array:
 @lower("mode")
 def mode(x: Array, dim: int, keepdim: bool, *, out: list[Spec]) -> list[Array]:
     """The smallest of the most frequent values and its last position."""
+    if not x.ndim:
+        return number_itself(x)
     x = at_least_1d(x)
     dim %= x.ndim
     order = sorting_order(x, dim)
