@@ -97,6 +97,11 @@ NOT_POSSIBLE_IN: dict[tuple[str, str], str] = {
     ("view_as_complex", "float16"): _COMPLEX_HALF,
 }
 
+# Optimizers whose steps in half precision are decided by the last digit, so that no two ways of rounding agree.
+CHAOTIC_IN_HALF: dict[str, str] = {
+    "LBFGS": "a step divides by a difference of gradients, which has hardly a digit left",
+}
+
 # What the database itself has samples for in fewer dtypes than it says.
 FLOAT_SAMPLES: dict[str, str] = {
     "register_hook": "its samples want gradients, in integer dtypes as well",
