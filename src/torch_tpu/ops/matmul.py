@@ -25,7 +25,13 @@ def dot(
 ) -> Array:
     """A contraction accumulated in PyTorch's accumulation dtype (float32 for float16 and bfloat16)."""
     if x.dtype is torch.bool:
-        raise NotImplementedError("matrix product not implemented for 'Bool'")
+        if x.size and y.size:
+            raise NotImplementedError("matrix product not implemented for 'Bool'")
+        free = [
+            [n for d, n in enumerate(a.shape) if d not in (*c, *b)]
+            for a, c, b in zip((x, y), contract, batch, strict=True)
+        ]
+        return hlo.zeros([*(x.shape[d] for d in batch[0]), *free[0], *free[1]], torch.bool)
     if x.dtype is not y.dtype:
         raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {x.dtype} != {y.dtype}")
     return structured.dot_general(x, y, contract, batch, dtype=compute_dtype(x.dtype), precision=precision())
