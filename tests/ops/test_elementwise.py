@@ -430,3 +430,13 @@ def test_integers_of_nothing_divided_by_zero() -> None:
         return x // 0, x % 0, torch.fmod(x, zero), torch.div(x, zero, rounding_mode="trunc"), x.clone().floor_divide_(0)
 
     check(run, torch.zeros(0, 3, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("function", [torch.sin, torch.cos])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sine_of_many_numbers(function: Any, dtype: torch.dtype) -> None:
+    # From 16,384 elements on it is computed without the C library, and with it where a number is large.
+    x = torch.cat([torch.linspace(-30, 30, 9000), torch.randn(9000) * 1e5]).clamp(-1e6, 1e6).to(dtype)
+    x[:8] = torch.tensor([0.0, -0.0, math.pi, -math.pi / 2, math.nan, 1e-30, 355.0, 710.0])
+    check(function, x)
+    check(function, torch.cat([x, torch.tensor([math.inf, -math.inf, 1.5e6, 3e38, -1e30], dtype=dtype)]))

@@ -19,6 +19,7 @@ from torch_tpu.hlo.array import Array
 from torch_tpu.ops.random_bits import Rng
 from torch_tpu.ops.trace import Base, Data, Tracer
 from torch_tpu.runtime.client import Executable, client
+from torch_tpu.runtime.cpu_options import options_for
 from torch_tpu.tensor.storage import Geometry, geometry
 
 
@@ -245,10 +246,12 @@ def make_plan(call: Call) -> Plan:
         target = module.Target(client().platform_name)
         built, results = module.build(call.name, target, builder.specs, builder.body)
         used = module.drop_unused_parameters(built)
+        options = options_for(module.operations(built)) if target.platform == "cpu" else {}
     arguments = [p for p, is_used in zip(builder.parameters, used, strict=True) if is_used]
     executable = client().compile(
         built,
         [(shape, types.numpy_dtype(dtype)) for shape, dtype in results],
+        options=options,
         custom_calls=target.custom_calls,
     )
     metrics.count("program")

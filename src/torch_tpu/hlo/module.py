@@ -102,3 +102,11 @@ def drop_unused_parameters(module: ir.Module) -> list[bool]:
         kept = [argument.type for argument in block.arguments]
         main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(kept, main.type.results))
     return used
+
+
+def operations(module: ir.Module) -> set[str]:
+    """The names of the operations of `main`, without their dialect; those of inner regions are left out."""
+    with building:
+        main: Any = next(op for op in module.body.operations if isinstance(op, func.FuncOp))
+        names = (op.operation.name for op in main.entry_block.operations)
+        return {name.partition(".")[2] for name in names if not name.startswith("func.")}
