@@ -105,6 +105,8 @@ _LAYOUTS: dict[OpOverload, dict[int, Layout]] = {
     aten.native_layer_norm.default: {1: _statistics, 2: _statistics},
     aten.nonzero_static.default: {0: _row_major},
     aten.pow.Scalar: {0: _row_major},
+    aten.channel_shuffle.default: {0: _like_input},
+    aten.native_channel_shuffle.default: {0: _like_input},
     aten.pow.Tensor_Scalar: {0: _power},
     aten.reflection_pad2d.default: {0: _like_input},
     aten.reflection_pad3d.default: {0: _like_input},
