@@ -34,6 +34,10 @@ def _like_input(t: torch.Tensor, x: torch.Tensor, *args: Any) -> torch.Tensor:
     return torch.empty_like(t, memory_format=suggest_memory_format(x))
 
 
+def _rolled(t: torch.Tensor, x: torch.Tensor, shifts: Any, dims: Any = ()) -> torch.Tensor:
+    return _like_input(t, x) if dims else _row_major(t)
+
+
 def _as_input(t: torch.Tensor, x: torch.Tensor, *args: Any) -> torch.Tensor:
     return torch.empty_like(x, dtype=t.dtype)
 
@@ -112,6 +116,7 @@ _LAYOUTS: dict[OpOverload, dict[int, Layout]] = {
     aten.reflection_pad3d.default: {0: _like_input},
     aten.replication_pad2d.default: {0: _like_input},
     aten.replication_pad3d.default: {0: _like_input},
+    aten.roll.default: {0: _rolled},
 }
 
 
