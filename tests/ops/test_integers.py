@@ -150,6 +150,9 @@ def test_refused_dtypes(x: torch.Tensor) -> None:
     for function in (torch.abs, torch.ceil, torch.argmax, torch.median, torch.relu, torch.nn.functional.hardswish):
         same_outcome(function, x)
     same_outcome(lambda x: x.abs_(), x)
+    same_outcome(lambda x: torch.round(x, decimals=-1), x)
+    same_outcome(lambda x: torch.logcumsumexp(x, 0), x)
+    same_outcome(lambda x: torch.nn.functional.hardshrink(x), x)
     same_outcome(lambda x: torch.lerp(x, x, x), x)
     same_outcome(lambda x: torch.addcmul(x, x, x), x)
     same_outcome(lambda x: torch.pow(x, x), x)
@@ -157,6 +160,13 @@ def test_refused_dtypes(x: torch.Tensor) -> None:
     same_outcome(lambda x: torch._foreach_floor_([x]), x)
     same_outcome(lambda x: torch._foreach_frac([x]), x)
     same_outcome(lambda x: torch._foreach_addcdiv([x], [x], [x]), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic", "area"])
+def test_resizing_integers(mode: str, dtype: torch.dtype) -> None:
+    x = torch.arange(96, dtype=dtype).reshape(1, 2, 6, 8)
+    same_outcome(lambda x: torch.nn.functional.interpolate(x, (3, 5), mode=mode), x)
 
 
 def test_what_the_cpu_refuses_too_is_no_fallback() -> None:

@@ -5,6 +5,7 @@ Where the tracer finds one, the call fails, and the user gets the CPU's error in
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -32,24 +33,42 @@ _BOOL = frozenset(
         "trunc",
     }
 )
-_INTEGERS_AND_BOOL = frozenset({"addcdiv", "frac", "hardsigmoid", "hardswish", "histc", "lerp.Scalar", "lerp.Tensor"})
-# A tensor without dimensions is returned without a look at what it holds.
-_NUMBER_AS_IT_IS = frozenset({"kthvalue"})
-
-# Others are refused where a lowering asks for the order of complex numbers, which have none.
-_COMPLEX = frozenset({"gcd", "hypot", "i0", "logit", "special_i0"})
+_INTEGERS_AND_BOOL = frozenset(
+    {
+        "_adaptive_avg_pool2d",
+        "_adaptive_avg_pool3d",
+        "_logcumsumexp",
+        "_softmax_backward_data",
+        "addcdiv",
+        "frac",
+        "geqrf",
+        "hardshrink",
+        "hardsigmoid",
+        "hardswish",
+        "histc",
+        "igamma",
+        "igammac",
+        "lerp.Scalar",
+        "lerp.Tensor",
+        "logcumsumexp",
+        "multi_margin_loss",
+        "multilabel_margin_loss_forward",
+        "round.decimals",
+        "smooth_l1_loss",
+    }
+)
+# Bytes can be images.
+_ALL_BUT_BYTES = re.compile(r"_?upsample_(bilinear2d|bicubic2d|lanczos2d|linear1d|trilinear3d)(_aa)?$")
 
 
 def check_dtype(name: str, values: list[Any]) -> None:
     """Raises RuntimeError if an operator's CPU kernel refuses the dtypes of its tensors."""
-    if name in _NUMBER_AS_IT_IS and not values[0].dim():
-        return
     dtypes = {v.dtype for v in values if isinstance(v, torch.Tensor)}
-    if name in _COMPLEX and any(d.is_complex for d in dtypes):
-        raise RuntimeError(f"{name} is not implemented for complex numbers")
-    if (name in _BOOL and dtypes == {torch.bool}) or (name in _INTEGERS_AND_BOOL and not any(map(_is_inexact, dtypes))):
+    if any(d.is_floating_point or d.is_complex for d in dtypes):
+        return
+    if (
+        (name in _BOOL and dtypes == {torch.bool})
+        or name in _INTEGERS_AND_BOOL
+        or (_ALL_BUT_BYTES.match(name) and dtypes != {torch.uint8})
+    ):
         raise RuntimeError(f"{name} is not implemented for {', '.join(map(type_name, dtypes))}")
-
-
-def _is_inexact(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
