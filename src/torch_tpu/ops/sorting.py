@@ -20,6 +20,9 @@ _NARROW = frozenset(
 # From this many elements on, looking at the range of integers costs less than it saves on XLA:CPU.
 _PACKED_FROM = 2**12
 
+# So many smallest elements are found without sorting all.
+_FEW = 64
+
 
 def ordering_key(x: Array) -> Array:
     """int32 or int64 numbers that compare as PyTorch orders `x`: all NaN equal and largest, -0.0 equal to 0.0."""
@@ -133,6 +136,11 @@ def kthvalue(x: Array, k: int, dim: int, keepdim: bool, *, out: list[Spec]) -> l
         return number_itself(x)
     x = at_least_1d(x)
     dim %= x.ndim
+    if x.size and x.dtype in _NARROW and k <= _FEW < x.shape[dim]:
+        # XLA would make a sort of a top-k of which only the last is read.
+        smallest = structured.optimization_barrier(_top_positions(x, k, dim, False))
+        place = hlo.slice_in_dim(smallest, k - 1, k, dim=dim)
+        return _shaped((take_along(x, place, dim), hlo.convert(place, torch.int64)), out)
     return _shaped(_element_at(x, dim, hlo.full(_reduced_shape(x, dim), k - 1, torch.int32)), out)
 
 
