@@ -249,6 +249,17 @@ def test_float_into_integer_in_place_raises() -> None:
     assert x.tolist() == [1, 1]
 
 
+@pytest.mark.parametrize("name", ["fmod_", "remainder_", "floor_divide_", "pow_", "atan2_", "eq_", "mul_", "xlogy_"])
+@pytest.mark.parametrize("count", [0, 2])
+def test_in_place_never_broadcasts_the_tensor(name: str, count: int) -> None:
+    """Not even an empty one, which PyTorch's meta kernels resize."""
+    for device in ("cpu", "tpu"):
+        x, y = torch.ones(count, 1, 3, device=device), torch.ones(count, 10, 3, device=device)
+        with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
+            getattr(x, name)(y)
+        assert x.shape == (count, 1, 3)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_in_place_with_numbers(dtype: torch.dtype) -> None:
     def run(x: torch.Tensor) -> torch.Tensor:

@@ -28,6 +28,7 @@ _FUNCTIONAL_NAMES = {
     "pow_.Tensor": ("pow", "Tensor_Tensor"),
     "float_power_.Scalar": ("float_power", "Tensor_Scalar"),
     "float_power_.Tensor": ("float_power", "Tensor_Tensor"),
+    "floor_divide_.Tensor": ("floor_divide", ""),
     "ldexp_": ("ldexp", "Tensor"),
 }
 

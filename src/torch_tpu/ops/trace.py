@@ -232,12 +232,19 @@ class Tracer(TorchDispatchMode):
         sig = signature(func)
         check_dtype(rule.name, values)
         args, kwargs = unbind(func, [_plain(v) for v in values])
+        target = args[0] if sig.is_inplace and isinstance(args[0], torch.Tensor) else None
+        shape = torch.Size() if target is None else target.shape
         try:
             meta = func(*args, **kwargs)
         except NotImplementedError:
             meta = None
         else:
             meta = layout.as_on_cpu(func, meta, args)
+        if target is not None and shape != target.shape:
+            # Meta kernels resize an empty one.
+            raise RuntimeError(
+                f"output with shape {list(shape)} doesn't match the broadcast shape {list(target.shape)}"
+            )
         fresh = [] if meta is None else self._fresh_results(meta, sig)
         written = derived.written_arguments(func, rule)
         computed = self._computed_dtype(func, args, kwargs) if sig.is_inplace else None
