@@ -1,11 +1,13 @@
-"""A plan: the compiled program of one operator signature, and how its results become tensors.
+"""A plan: the program of one operator signature, and how its results become tensors.
 
 A plan is made by tracing the operator once on meta tensors (`ops.trace`), and found again by signature. It knows
-nothing of particular tensors, so the same plan can later be a node of a bigger program.
+nothing of particular tensors: strict modes compile and run it by itself, fused mode makes it part of bigger programs.
 """
 
 from __future__ import annotations
 
+import itertools
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -92,11 +94,13 @@ class Alias:
     dtype: torch.dtype = torch.float32
 
 
-@dataclass(frozen=True)
 class Plan:
     """A program, where its arguments come from and what becomes of its results.
 
     Attributes:
+        number: unique in this process.
+        digest: equal for equal programs, in any process.
+        module: its StableHLO; `results` are the shapes and dtypes it returns, `custom_calls` the functions it calls.
         bases, starts, data, hosts: which of a call's input values, view starts, numbers and host scalars are arguments,
             in this order; then the random state if `uses_rng`.
         draws: by how many 32-bit words the program advances the random generator.
@@ -105,16 +109,71 @@ class Plan:
         returned: what the call returns, with Fresh and Alias in place of tensors.
     """
 
-    executable: Executable
-    bases: tuple[int, ...]
-    starts: tuple[int, ...]
-    data: tuple[tuple[int, torch.dtype], ...]
-    hosts: tuple[int, ...]
-    uses_rng: bool
-    draws: int
-    writes: tuple[tuple[int, int, Geometry], ...]
-    checks: tuple[tuple[int, str, type[Exception], int | None], ...]
-    returned: Any
+    __slots__ = (
+        "bases",
+        "checks",
+        "custom_calls",
+        "data",
+        "digest",
+        "draws",
+        "executable",
+        "has_numbers",
+        "hosts",
+        "module",
+        "name",
+        "number",
+        "results",
+        "returned",
+        "starts",
+        "uses_rng",
+        "writes",
+    )
+    _numbers = itertools.count()
+
+    def __init__(
+        self,
+        name: str,
+        built: Any,
+        results: list[module.Spec],
+        custom_calls: set[str],
+        *,
+        bases: tuple[int, ...],
+        starts: tuple[tuple[int, int], ...],
+        data: tuple[tuple[int, torch.dtype], ...],
+        hosts: tuple[tuple[int, torch.dtype], ...],
+        uses_rng: bool,
+        draws: int,
+        writes: tuple[tuple[int, int, Geometry], ...],
+        checks: tuple[tuple[int, str, type[Exception], int | None], ...],
+        returned: Any,
+    ) -> None:
+        self.number = next(self._numbers)
+        self.name = name
+        self.module = built
+        self.digest = zlib.crc32(str(built).encode())
+        self.results = results
+        self.custom_calls = custom_calls
+        self.bases = bases
+        self.starts = starts
+        self.data = data
+        self.hosts = hosts
+        self.uses_rng = uses_rng
+        self.draws = draws
+        self.writes = writes
+        self.checks = checks
+        self.returned = returned
+        self.has_numbers = bool(starts or data or hosts or uses_rng)
+        self.executable: Executable | None = None
+
+    def compiled(self) -> Executable:
+        """The program by itself, compiled when first asked for."""
+        if self.executable is None:
+            self.executable = client().compile(
+                self.module,
+                [(shape, types.numpy_dtype(dtype)) for shape, dtype in self.results],
+                custom_calls=self.custom_calls,
+            )
+        return self.executable
 
 
 def data_dtype(value: bool | int | float | complex, wide: bool) -> torch.dtype:
@@ -239,25 +298,23 @@ def _fill(value: Any, table: dict[str, Sequence[Any]]) -> Any:
 
 
 def make_plan(call: Call) -> Plan:
-    """Traces and compiles; raises what PyTorch raises for wrong arguments, and NoLowering."""
+    """Traces a call; raises what PyTorch raises for wrong arguments, and NoLowering."""
     with module.building:
         builder = _Builder(call)
         target = module.Target(client().platform_name)
         built, results = module.build(call.name, target, builder.specs, builder.body)
         used = module.drop_unused_parameters(built)
     arguments = [p for p, is_used in zip(builder.parameters, used, strict=True) if is_used]
-    executable = client().compile(
-        built,
-        [(shape, types.numpy_dtype(dtype)) for shape, dtype in results],
-        custom_calls=target.custom_calls,
-    )
     metrics.count("program")
     return Plan(
-        executable,
+        call.name,
+        built,
+        results,
+        target.custom_calls,
         bases=tuple(i for kind, i in arguments if kind == "base"),
-        starts=tuple(i for kind, i in arguments if kind == "starts"),
+        starts=tuple((i, call.inputs[i].starts) for kind, i in arguments if kind == "starts"),
         data=tuple((i, data_dtype(call.data[i], call.wide)) for kind, i in arguments if kind == "data"),
-        hosts=tuple(i for kind, i in arguments if kind == "host"),
+        hosts=tuple((i, call.hosts[i]) for kind, i in arguments if kind == "host"),
         uses_rng=("rng", 0) in arguments,
         draws=builder.rng.drawn if builder.rng is not None else 0,
         writes=tuple(builder.writes),
