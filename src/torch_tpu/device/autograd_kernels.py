@@ -15,6 +15,7 @@ def install() -> None:
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         _library.impl("_has_compatible_shallow_copy_type", _has_compatible_shallow_copy_type, key)
         _library.impl("scaled_dot_product_attention", sdpa.scaled_dot_product_attention, key)
+    _library.impl("_fused_sdp_choice", sdpa.fused_sdp_choice, "PrivateUse1")
     _library.impl("_efficientzerotensor", _efficientzerotensor, "PrivateUse1")
     _library.impl("_pin_memory", _pin_memory, "CPU")
     _library.impl("is_pinned", _is_pinned, "CPU")

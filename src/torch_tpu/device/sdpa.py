@@ -37,6 +37,24 @@ def scaled_dot_product_attention(
     )[0]
 
 
+def fused_sdp_choice(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> int:
+    """Which kernel the operator would choose, as a member of `torch.nn.attention.SDPBackend`."""
+    backends = torch._C._SDPBackend
+    if _fused_enabled() and _fits(query, key, value, enable_gqa):
+        return backends.OVERRIDEABLE.value
+    return backends.MATH.value if torch._C._get_math_sdp_enabled() else backends.ERROR.value
+
+
 def _fused_enabled() -> bool:
     """Whether `torch.nn.attention.sdpa_kernel` allows any kernel that, like the fused one, keeps no score matrix."""
     return (

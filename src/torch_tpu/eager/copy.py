@@ -47,6 +47,8 @@ def write_from_host(dst: torch.Tensor, host: torch.Tensor) -> None:
 
 @kernel("copy_")
 def copy_(dst: torch.Tensor, src: torch.Tensor | complex, non_blocking: bool = False) -> torch.Tensor:
+    if dst is src:
+        return dst
     if not isinstance(src, torch.Tensor):
         src = torch.tensor(src)
     if dst.is_conj():

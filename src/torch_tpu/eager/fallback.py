@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 
 from torch_tpu import metrics
 from torch_tpu.eager import copy
-from torch_tpu.ops.schema import bind, signature
+from torch_tpu.ops.schema import bind, call, signature
 from torch_tpu.tensor.errors import user_line
 from torch_tpu.tensor.transfer import from_host, to_host
 
@@ -36,7 +36,12 @@ def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], 
     """
     name = func.name()
     policy = _policy()
+    moved: dict[int, torch.Tensor] = {}
+    host_args = tuple(_to_host(v, moved) for v in args)
+    host_kwargs = {k: _to_host(v, moved) for k, v in kwargs.items()}
+    host_kwargs.pop("pin_memory", None)
     if policy == "error":
+        call(func, host_args, host_kwargs)  # What the CPU refuses too is no matter of the fallback.
         raise NotImplementedError(
             f"{name} can't run on the tpu device (at {user_line()}): {reason}. "
             "TORCH_TPU_FALLBACK=error forbids running it on the CPU."
@@ -49,11 +54,7 @@ def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], 
             "torch_tpu.metrics.report() counts such calls; TORCH_TPU_FALLBACK=allow silences this.",
             stacklevel=3,
         )
-    moved: dict[int, torch.Tensor] = {}
-    host_args = tuple(_to_host(v, moved) for v in args)
-    host_kwargs = {k: _to_host(v, moved) for k, v in kwargs.items()}
-    host_kwargs.pop("pin_memory", None)
-    result = func(*host_args, **host_kwargs)
+    result = call(func, host_args, host_kwargs)
 
     originals: dict[int, torch.Tensor] = {}
     for a, value in zip(signature(func).arguments, args, strict=False):
@@ -81,9 +82,10 @@ def cpu_error(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     try:
         # The trial neither moves the CPU's generator nor warns.
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
-            func(
-                *(_stand_in(v, stand_ins) for v in args),
-                **{k: _stand_in(v, stand_ins) for k, v in kwargs.items() if k != "pin_memory"},
+            call(
+                func,
+                [_stand_in(v, stand_ins) for v in args],
+                {k: _stand_in(v, stand_ins) for k, v in kwargs.items() if k != "pin_memory"},
             )
     except Exception as known:
         # That the stand-ins have a divisor of zero says nothing of the call.

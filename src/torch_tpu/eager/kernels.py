@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 from torch._ops import OpOverload
 
+from torch_tpu.ops import derived
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 HANDWRITTEN: dict[str, Callable[..., Any]] = {}
@@ -29,6 +31,6 @@ def kernel(*names: str) -> Callable[[Function], Function]:
 @cache
 def program(func: OpOverload) -> Callable[..., Any]:
     """The kernel that runs an overload as a compiled program."""
-    from torch_tpu.eager.operator import Operator
+    from torch_tpu.eager.operator import InPlaceLists, Operator
 
-    return Operator(func)
+    return InPlaceLists(func) if derived.writes_lists(func) else Operator(func)

@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 from torch_tpu.eager import execute, hooks
 from torch_tpu.eager.fallback import as_cpu_raises, run_on_cpu
 from torch_tpu.eager.memory import check_device
+from torch_tpu.eager.overlap import check_overlap
 from torch_tpu.eager.plan import Call
 from torch_tpu.ops import derived
 from torch_tpu.ops.schema import signature
@@ -21,12 +22,13 @@ from torch_tpu.runtime.client import client
 class Operator:
     """A dispatcher kernel: signature → plan → results. Calling it is running the operator."""
 
-    __slots__ = ("data", "func", "generator", "keyword_data", "name", "sig", "wide")
+    __slots__ = ("data", "func", "generator", "in_place", "keyword_data", "name", "sig", "wide")
 
     def __init__(self, func: OpOverload) -> None:
         self.func = func
         self.name = func._schema.name.partition("::")[2]
         self.sig = signature(func)
+        self.in_place = self.sig.is_inplace
         self.data = tuple(derived.is_data(func, a) for a in self.sig.arguments)
         self.keyword_data = {a.name: d for a, d in zip(self.sig.arguments, self.data, strict=True)}
         rule = derived.lowering(func)
@@ -51,6 +53,8 @@ class Operator:
                 generator = value
             elif name == "device":
                 check_device(value)
+        if self.in_place and len({id(s) for s in sig.storages}) < len(sig.storages):
+            check_overlap(self.func, args, kwargs)
         try:
             plan = execute.find_plan(sig.finish(), lambda: self._call(sig, args, kwargs))
         except Exception as error:
@@ -83,6 +87,16 @@ class Operator:
 
     def __repr__(self) -> str:
         return f"Operator({self.func})"
+
+
+class InPlaceLists(Operator):
+    """A kernel that writes every tensor of its first list, which autograd has to be told of: see `_foreach_add_`."""
+
+    __slots__ = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        super().__call__(*args, **kwargs)
+        torch.autograd.graph.increment_version(args[0])
 
 
 def checks_bounds() -> bool:

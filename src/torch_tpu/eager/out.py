@@ -45,16 +45,17 @@ class OutKernel:
             # A host tensor of one number may be an operand.
             if isinstance(value, torch.Tensor) and value.device.type != "tpu" and value.dim():
                 raise device_mismatch(value)
+        check_overlap(self.func, args, kwargs)
         if self.takes_dtype:
             given["dtype"] = outs[0].dtype
             given["device"] = outs[0].device
         elif self.name in _IN_DTYPE_OF_OUT and given["dtype"] is None:
             given["dtype"] = outs[0].dtype
-        bound = [given.get(a.name, a.default) for a in signature(self.functional).arguments]
             if outs[0].dtype is not given["self"].dtype:
                 raise_as_cpu(self.func, args, kwargs)
+        bound = [given.get(a.name, a.default) for a in signature(self.functional).arguments]
         positional, keyword = unbind(self.functional, bound)
-        results = self.functional(*positional, **keyword)
+        results = call(self.functional, positional, keyword)
         flat = _tensors(results if isinstance(results, (list, tuple)) else [results])
         pairs = list(zip(_tensors(outs), flat, strict=True))
         # Which other dtypes and shapes `out` may have, and what is raised for the rest, is each operator's own affair.
@@ -66,7 +67,6 @@ class OutKernel:
         return outs[0] if len(outs) == 1 and not self.sig.returns_list else tuple(outs)
 
 
-def _tensors(values: Any) -> list[torch.Tensor]:
 def raise_as_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raises what the CPU raises for a call, if it does."""
     if error := cpu_error(func, args, kwargs):
@@ -87,6 +87,7 @@ def out_program(func: OpOverload) -> Callable[..., Any]:
     return kernel
 
 
+def _tensors(values: Any) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     for v in values:
         found.extend(_tensors(v) if isinstance(v, (list, tuple)) else [v])

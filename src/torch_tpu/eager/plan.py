@@ -16,7 +16,7 @@ import torch
 
 from torch_tpu import metrics
 from torch_tpu.hlo import array as hlo
-from torch_tpu.hlo import module, types
+from torch_tpu.hlo import module, strided, types
 from torch_tpu.hlo.array import Array
 from torch_tpu.ops.random_bits import Rng
 from torch_tpu.ops.trace import Base, Data, Tracer
@@ -72,7 +72,11 @@ class Slot:
 
 @dataclass(frozen=True)
 class Fresh:
-    """A new tensor: which program result its storage holds, and where in that storage it lies."""
+    """A new tensor: which program result its storage holds, and where in that storage it lies.
+
+    Attributes:
+        contiguous: it is all its storage holds, in row-major order.
+    """
 
     result: int
     geometry: Geometry
@@ -80,6 +84,7 @@ class Fresh:
     strides: tuple[int, ...]
     offset: int
     dtype: torch.dtype
+    contiguous: bool
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,9 @@ class Plan:
     Attributes:
         number: unique in this process.
         digest: equal for equal programs, in any process.
-        module: its StableHLO; `results` are the shapes and dtypes it returns, `custom_calls` the functions it calls.
+        module: its StableHLO; `custom_calls` are the functions it calls.
+        values, numbers, results: the shapes and dtypes of its parameters that are values, of the others, and of what
+            it returns.
         bases, starts, data, hosts: which of a call's input values, view starts, numbers and host scalars are arguments,
             in this order; then the random state if `uses_rng`.
         draws: by how many 32-bit words the program advances the random generator.
@@ -117,15 +124,16 @@ class Plan:
         "digest",
         "draws",
         "executable",
-        "has_numbers",
         "hosts",
         "module",
         "name",
         "number",
+        "numbers",
         "results",
         "returned",
         "starts",
         "uses_rng",
+        "values",
         "writes",
     )
     _numbers = itertools.count()
@@ -134,6 +142,7 @@ class Plan:
         self,
         name: str,
         built: Any,
+        parameters: Sequence[module.Spec],
         results: list[module.Spec],
         custom_calls: set[str],
         *,
@@ -151,6 +160,8 @@ class Plan:
         self.name = name
         self.module = built
         self.digest = zlib.crc32(str(built).encode())
+        self.values = tuple(parameters[: len(bases)])
+        self.numbers = tuple(parameters[len(bases) :])
         self.results = results
         self.custom_calls = custom_calls
         self.bases = bases
@@ -162,7 +173,6 @@ class Plan:
         self.writes = writes
         self.checks = checks
         self.returned = returned
-        self.has_numbers = bool(starts or data or hosts or uses_rng)
         self.executable: Executable | None = None
 
     def compiled(self) -> Executable:
@@ -283,7 +293,9 @@ class _Builder:
             self.fresh_index[id(base)] = len(self.results)
             self.results.append(base.value())
         g = geometry(base.sizes, base.strides, base.dtype)
-        return Fresh(self.fresh_index[id(base)], g, *place, returned.dtype)
+        whole = returned.numel() * returned.element_size() == g.nbytes
+        contiguous = whole and returned.stride() == strided.contiguous_strides(returned.shape)
+        return Fresh(self.fresh_index[id(base)], g, *place, returned.dtype, contiguous)
 
 
 def _fill(value: Any, table: dict[str, Sequence[Any]]) -> Any:
@@ -309,6 +321,7 @@ def make_plan(call: Call) -> Plan:
     return Plan(
         call.name,
         built,
+        [spec for spec, is_used in zip(builder.specs, used, strict=True) if is_used],
         results,
         target.custom_calls,
         bases=tuple(i for kind, i in arguments if kind == "base"),

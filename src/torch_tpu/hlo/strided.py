@@ -28,14 +28,12 @@ from torch_tpu.hlo.array import Array
 Starts = Sequence[Array | int]
 
 
-class OverlappingWrite(RuntimeError):
-    """A write through a view in which two elements share a memory location."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "unsupported operation: more than one element of the written-to tensor refers to a single memory "
-            "location. Please clone() the tensor before performing the operation."
-        )
+def overlapping_write() -> RuntimeError:
+    """What a write through a view raises in which two elements share a memory location."""
+    return RuntimeError(
+        "unsupported operation: more than one element of the written-to tensor refers to a single memory "
+        "location. Please clone() the tensor before performing the operation."
+    )
 
 
 def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
@@ -149,7 +147,7 @@ class Broadcast:
         return hlo.broadcast_in_dim(x, self.shape, self.dimensions)
 
     def write(self, x: Array, new: Array, starts: Starts) -> Array:
-        raise OverlappingWrite
+        raise overlapping_write()
 
     def write_uniform(self, x: Array, new: Array) -> Array:
         """What `x` becomes when all elements of `new` are equal."""
@@ -201,7 +199,7 @@ class Windows:
         reach = 0
         for size, stride in sorted(zip(self.sizes, self.strides, strict=True), key=lambda pair: pair[1]):
             if stride <= reach:
-                raise OverlappingWrite
+                raise overlapping_write()
             reach += (size - 1) * stride
         return structured.scatter(
             [x],
@@ -390,7 +388,7 @@ def read(base: Array, steps: Sequence[Step], starts: Starts) -> Array:
 
 
 def write(base: Array, steps: Sequence[Step], starts: Starts, new: Array, *, uniform: bool = False) -> Array:
-    """The base with the view's elements replaced by `new`; raises OverlappingWrite where that has no meaning.
+    """The base with the view's elements replaced by `new`; raises RuntimeError where that has no meaning.
 
     Where all elements of `new` are equal (`uniform`), it has one for an expanded view too.
     """

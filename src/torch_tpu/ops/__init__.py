@@ -44,11 +44,13 @@ FAMILIES = (
     "ctc",
     "random",
     "sampling",
+    "gamma_gradient",
     "optimizer",
     "amp",
     "fake_quantize",
     "sorting",
     "search",
+    "segment",
     "padded",
 )
 

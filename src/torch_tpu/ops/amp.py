@@ -35,9 +35,13 @@ def update_scale(
 ) -> tuple[Array, Array]:
     """Backs off after an infinity; grows after `growth_interval` steps without one, unless that overflows."""
     growth_factor, backoff_factor = cast([growth_factor, backoff_factor], scale.dtype)
+    shapes = scale.shape, growth_tracker.shape
+    # Each of them has one element, in any number of dimensions.
+    scale, growth_tracker, found_inf = (hlo.reshape(x, ()) for x in (scale, growth_tracker, found_inf))
     found = found_inf.ne(0)
     successes = growth_tracker + 1
     due = successes.eq(growth_interval)
     grown = scale * growth_factor
     larger = hlo.select(due & hlo.is_finite(grown), grown, scale)
-    return hlo.select(found, scale * backoff_factor, larger), hlo.select(found | due, 0, successes)
+    results = hlo.select(found, scale * backoff_factor, larger), hlo.select(found | due, 0, successes)
+    return hlo.reshape(results[0], shapes[0]), hlo.reshape(results[1], shapes[1])

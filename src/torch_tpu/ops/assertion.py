@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo.array import Array
-from torch_tpu.ops.registry import Check, lower
+from torch_tpu.ops.registry import Check, decompose, lower
 
 
 @lower("_assert_async", "_assert_async.msg")
@@ -13,3 +15,23 @@ def assert_async(
 ) -> None:
     """`torch._assert_async`: a tensor of one element must not be zero."""
     check(hlo.reshape(x.ne(0), ()), message, RuntimeError)
+
+
+# --- the functional form, which orders assertions by a token that each takes and returns --------------------------
+
+
+@decompose("_make_dep_token")
+def make_token(
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    return torch.empty((), dtype=dtype, device=device)
+
+
+@decompose("_functional_assert_async.msg")
+def functional_assert_async(x: torch.Tensor, message: str, token: torch.Tensor) -> torch.Tensor:
+    torch._assert_async(x, message)
+    return token.clone()

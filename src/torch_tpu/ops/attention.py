@@ -10,9 +10,9 @@ import torch.nn.functional as F
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import module, structured
-from torch_tpu.hlo.array import Array
+from torch_tpu.hlo.array import Array, ArrayLike
 from torch_tpu.ops.matmul import dot, matrix_product
-from torch_tpu.ops.promotion import compute_dtype
+from torch_tpu.ops.promotion import cast, compute_dtype
 from torch_tpu.ops.random_bits import Rng
 from torch_tpu.ops.registry import Spec, decompose, lower
 
@@ -56,9 +56,8 @@ def _kept(state: Array, probability: float, shape: Sequence[int], dtype: torch.d
     return hlo.select(keep, hlo.full(shape, 1 / (1 - probability) if probability < 1 else 0.0, dtype), 0)
 
 
-def _scale(scale: Array | None, q: Array) -> Array:
-    dtype = compute_dtype(q.dtype)
-    return hlo.constant(1 / math.sqrt(max(q.shape[-1], 1)), dtype) if scale is None else hlo.convert(scale, dtype)
+def _scale(scale: ArrayLike | None, q: Array) -> Array:
+    return cast(1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else scale, compute_dtype(q.dtype))
 
 
 def _block_rows(q: Array, k: Array) -> int:
@@ -97,7 +96,7 @@ def fused_attention(
     is_causal: bool = False,
     return_debug_mask: bool = False,
     *,
-    scale: Array | None = None,
+    scale: ArrayLike | None = None,
     out: list[Spec],
     rng: Rng,
 ) -> list[Array]:
@@ -156,7 +155,7 @@ def fused_attention_backward(
     seed: Array,
     offset: Array,
     *,
-    scale: Array | None = None,
+    scale: ArrayLike | None = None,
 ) -> list[Array]:
     """With P = softmax(S): dV = Pᵀ dO, dS = P ∘ (dP - Σ dP ∘ P), dQ = scale · dS K, dK = scale · dSᵀ Q, dB = dS.
 
@@ -205,9 +204,69 @@ def _sum_to(x: Array, shape: Sequence[int]) -> Array:
     return hlo.reshape(structured.reduce_sum(x, spread), shape)
 
 
-# --- fast paths of nn.MultiheadAttention and nn.TransformerEncoderLayer in evaluation ------------------------------
+# --- the same under the name of the CPU's kernel ------------------------------------------------------------------
 
 Tensor = torch.Tensor
+
+
+@decompose("_scaled_dot_product_flash_attention_for_cpu")
+def cpu_flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    results = torch.ops.aten._scaled_dot_product_fused_attention_overrideable(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale
+    )
+    return results[0], _heads_inside(results[1])
+
+
+def _heads_inside(x: Tensor) -> Tensor:
+    """The same tensor, in memory in the order of (batch, length, heads, …), as that kernel makes it."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+@decompose("_scaled_dot_product_flash_attention_for_cpu_backward")
+def cpu_flash_attention_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    result: Tensor,
+    logsumexp: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    lengths, no_dropout = (None, None, query.shape[2], key.shape[2]), torch.zeros((), dtype=torch.int64, device="meta")
+    wanted = [True, True, True, False]
+    gradients = torch.ops.aten._scaled_dot_product_fused_attention_overrideable_backward(
+        grad,
+        query,
+        key,
+        value,
+        attn_mask,
+        wanted,
+        result,
+        logsumexp,
+        *lengths,
+        dropout_p,
+        is_causal,
+        no_dropout,
+        no_dropout,
+        scale=scale,
+    )
+    return _heads_inside(gradients[0]), _heads_inside(gradients[1]), _heads_inside(gradients[2])
+
+
+# --- fast paths of nn.MultiheadAttention and nn.TransformerEncoderLayer in evaluation ------------------------------
 
 
 @decompose("_native_multi_head_attention")
@@ -246,6 +305,15 @@ def native_multi_head_attention(
     if not need_weights:
         return result, None
     return result, weights.mean(1) if average_attn_weights else weights
+
+
+@decompose("_transform_bias_rescale_qkv")
+def split_heads(qkv: Tensor, bias: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(batch, length, 3 · width) plus its bias as queries, keys and values by head; queries scaled for attention."""
+    batch, length, width = *qkv.shape[:2], qkv.shape[2] // 3
+    heads = (qkv + bias).reshape(batch, length, 3, num_heads, width // num_heads).permute(2, 0, 3, 1, 4).contiguous()
+    query, key, value = heads.unbind()
+    return query / math.sqrt(width // num_heads), key, value
 
 
 @decompose("_transformer_encoder_layer_fwd")

@@ -170,6 +170,21 @@ def _slow_convolution(
     return torch.convolution(x, weight, bias, stride, padding, [1] * len(stride), False, [0] * len(stride), 1)
 
 
+@decompose("_slow_conv2d_backward.output_mask")
+def _slow_convolution_backward(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    kernel_size: Ints,
+    stride: Ints,
+    padding: Ints,
+    output_mask: Sequence[bool] = (True, True, True),
+) -> tuple[torch.Tensor | None, ...]:
+    weight = weight.view(weight.shape[0], -1, *kernel_size)
+    options: tuple[Any, ...] = (stride, padding, [1, 1], False, [0, 0], 1)
+    return torch.ops.aten.convolution_backward(grad, x, weight, [weight.shape[0]], *options, output_mask)
+
+
 @decompose("slow_conv_dilated2d", "slow_conv_dilated3d")
 def _dilated_convolution(
     x: torch.Tensor,

@@ -126,6 +126,11 @@ def foreach_element(func: OpOverload) -> OpOverload | None:
     return _foreach_overload(packet.removesuffix("_"), func._schema.overload_name)
 
 
+def writes_lists(func: OpOverload) -> bool:
+    """Whether an operator is an in-place form of foreach."""
+    return func._schema.name.startswith("aten::_foreach_") and signature(func).is_inplace
+
+
 def foreach_calls(func: OpOverload, values: list[Any]) -> list[list[Any]]:
     """Per entry, the arguments of the single-tensor operator."""
     arguments = signature(func).arguments

@@ -1,4 +1,4 @@
-"""Where PyTorch's meta kernels give other strides than its CPU kernels: the CPU's, by operator."""
+"""Where PyTorch's meta kernels give other strides, dtypes or sizes than its CPU kernels: the CPU's, by operator."""
 
 from __future__ import annotations
 
@@ -38,6 +38,22 @@ def _as_input(t: torch.Tensor, x: torch.Tensor, *args: Any) -> torch.Tensor:
     return torch.empty_like(x, dtype=t.dtype)
 
 
+def _statistics(t: torch.Tensor, x: torch.Tensor, *args: Any) -> torch.Tensor:
+    """Mean or inverse deviation: in the dtype of the parameters, if there are any."""
+    parameters = [a for a in args if isinstance(a, torch.Tensor)]
+    return torch.empty(t.shape, dtype=(parameters or [x])[0].dtype, device=t.device)
+
+
+def _no_statistics(t: torch.Tensor, *args: Any) -> torch.Tensor:
+    return _statistics(t.new_empty(0), *args)
+
+
+def _batch_statistics(t: torch.Tensor, *args: Any) -> torch.Tensor:
+    """Only in training, which is the first flag among the arguments."""
+    training = next(a for a in args if isinstance(a, bool))
+    return _statistics(t, *args) if training else _no_statistics(t, *args)
+
+
 def _outermost_first(strides: Sequence[int], dims: Sequence[int]) -> list[int]:
     return sorted(dims, key=lambda d: -strides[d])
 
@@ -67,24 +83,34 @@ _LAYOUTS: dict[OpOverload, dict[int, Layout]] = {
     aten._fake_quantize_learnable_per_tensor_affine.default: {0: _as_input},
     aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: {0: _as_input, 1: _as_input},
     aten._linalg_svd.default: {2: _column_major},
+    aten._batch_norm_no_update.default: {1: _no_statistics, 2: _no_statistics},
+    aten._batch_norm_with_update.default: {1: _statistics, 2: _statistics},
+    aten._batch_norm_with_update_functional.default: {1: _statistics, 2: _statistics},
+    aten._native_batch_norm_legit.default: {1: _batch_statistics, 2: _batch_statistics},
+    aten._native_batch_norm_legit.no_stats: {1: _batch_statistics, 2: _batch_statistics},
+    aten._native_batch_norm_legit_functional.default: {1: _batch_statistics, 2: _batch_statistics},
+    aten._native_batch_norm_legit_no_training.default: {1: _no_statistics, 2: _no_statistics},
     aten.fake_quantize_per_channel_affine_cachemask.default: {0: _as_input, 1: _as_input},
     aten.fake_quantize_per_tensor_affine_cachemask.default: {0: _as_input, 1: _as_input},
     aten.geqrf.default: {0: _column_major},
     aten.linalg_eig.default: {1: _column_major},
     aten.max_unpool2d.default: {0: _like_input},
+    aten.native_batch_norm.default: {1: _batch_statistics, 2: _batch_statistics},
+    aten.native_group_norm.default: {1: _statistics, 2: _statistics},
+    aten.native_layer_norm.default: {1: _statistics, 2: _statistics},
     aten.nonzero_static.default: {0: _row_major},
+    aten.reflection_pad2d.default: {0: _like_input},
+    aten.reflection_pad3d.default: {0: _like_input},
+    aten.replication_pad2d.default: {0: _like_input},
+    aten.replication_pad3d.default: {0: _like_input},
 }
 
 
 def as_on_cpu(func: OpOverload, meta: Any, args: tuple[Any, ...]) -> Any:
-    """An operator's meta results with the strides its CPU kernel gives them."""
+    """An operator's meta results with the strides, dtypes and sizes its CPU kernel gives them."""
     layouts = _LAYOUTS.get(func)
     if layouts is None:
         return meta
     if isinstance(meta, torch.Tensor):
         return layouts[0](meta, *args)
     return tuple(layouts[i](t, *args) if i in layouts else t for i, t in enumerate(meta))
-    aten.reflection_pad2d.default: {0: _like_input},
-    aten.reflection_pad3d.default: {0: _like_input},
-    aten.replication_pad2d.default: {0: _like_input},
-    aten.replication_pad3d.default: {0: _like_input},

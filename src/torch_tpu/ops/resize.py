@@ -112,15 +112,20 @@ def _lanczos3(x: Table) -> Table:
 def _bands(
     mode: Interpolation, sizes: Ints, results: Ints, align_corners: bool, scales: Sequence[float | None], x: Array
 ) -> list[Band]:
-    real = np.float64 if x.dtype is torch.float64 else np.float32
+    real = np.float64 if x.dtype in (torch.float64, torch.uint8) else np.float32
     return [
         mode(size, count, align_corners, scale, real) for size, count, scale in zip(sizes, results, scales, strict=True)
     ]
 
 
-def _rounded(x: Array, dtype: torch.dtype) -> Array:
-    """x as integers of `dtype`, in float32."""
-    return hlo.clamp(hlo.lowest(dtype), hlo.round_nearest_afz(x), hlo.highest(dtype))
+def _resized_bytes(x: Array, dim: int, band: Band) -> Array:
+    """Bytes to bytes in fixed point, as the CPU resizes images: weights have as many bits as fit 16-bit integers."""
+    bits = 0
+    while bits < 22 and int(0.5 + band.weights.max(initial=0) * 2 ** (bits + 1)) < 2**15:
+        bits += 1
+    weights = np.trunc(band.weights * 2**bits + np.copysign(0.5, band.weights)).astype(np.int32)
+    total = axis.apply(x, dim, Band(band.size, band.start, weights, band.used)) + 2 ** (bits - 1)
+    return hlo.clamp(0, hlo.shift_right_arithmetic(total, bits), 255)
 
 
 def resize(mode: Interpolation, x: Array, output_size: Ints, *options: Any) -> Array:
@@ -128,12 +133,12 @@ def resize(mode: Interpolation, x: Array, output_size: Ints, *options: Any) -> A
     first = x.ndim - len(output_size)
     bands = _bands(mode, x.shape[first:], output_size, align_corners, scales, x)
     picks = all(band.weights.shape[1] == 1 for band in bands)
-    result = x if picks else hlo.convert(x, torch.float32 if x.dtype is torch.uint8 else compute_dtype(x.dtype))
+    if x.dtype is torch.uint8 and not picks:
+        result, apply = hlo.convert(x, torch.int32), _resized_bytes
+    else:
+        result, apply = x if picks else hlo.convert(x, compute_dtype(x.dtype)), axis.apply
     for i, band in reversed(list(enumerate(bands))):
-        result = axis.apply(result, first + i, band)
-        if x.dtype is torch.uint8 and not picks:
-            # The CPU keeps bytes between its two passes.
-            result = _rounded(result, x.dtype)
+        result = apply(result, first + i, band)
     return result
 
 

@@ -15,9 +15,8 @@ from torch_tpu.ops.promotion import compute_dtype
 from torch_tpu.ops.reduction import index_dtype
 from torch_tpu.ops.registry import Spec, lower
 
-
-# A vector of one sequence is scanned as this many, side by side, from this length on.
-_BLOCKS, _BLOCKED_FROM = 4, 2**14
+# So many sequences are scanned side by side; one alone is cut into so many from this length on.
+_LANES, _BLOCKS, _BLOCKED_FROM = (8, 4, 2), 4, 2**14
 _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
 
@@ -50,15 +49,21 @@ def scan(
 def _scan_in_order(
     arrays: Sequence[Array], identity: Sequence[Number], dim: int, combine: Combine, wide: bool
 ) -> list[Array]:
-    """A loop along `dim`, which is moved to the front so that a step works on neighbouring elements."""
+    """A loop along `dim`; a step works on several sequences, whose elements lie as near to each other as possible."""
     shape = arrays[0].shape
     length = shape[dim]
     dtypes = [_WIDER.get(a.dtype, a.dtype) if wide else a.dtype for a in arrays]
-    if arrays[0].size == length >= _BLOCKED_FROM and len(arrays) == 1:
+    count = arrays[0].size // length
+    if count == 1 and length >= _BLOCKED_FROM and len(arrays) == 1:
         blocks = _blocks(arrays[0].reshape(length), identity[0])
-        starts = _exclusive(hlo.convert(blocks, dtypes[0]), identity[0], combine)
-        result = _loop([blocks], [starts], 1, combine)[0]
+        before = _exclusive(hlo.convert(blocks, dtypes[0]), identity[0], combine)
+        result = _loop([blocks], [before], 1, combine)[0]
         return [hlo.slice_in_dim(result.reshape(result.size), 0, length).reshape(*shape)]
+    lanes = next((n for n in _LANES if count % n == 0), 1)
+    if shape[dim:] == (length,) and lanes > 1:
+        side_by_side = [a.reshape(lanes, a.size // lanes) for a in arrays]
+        starts = [hlo.full((lanes, 1), i, dtype) for i, dtype in zip(identity, dtypes, strict=True)]
+        return [a.reshape(*shape) for a in _loop(side_by_side, starts, 1, combine, restart_every=length)]
     to_front = [dim, *(d for d in range(len(shape)) if d != dim)]
     back = [to_front.index(d) for d in range(len(shape))]
     rows = [hlo.transpose(a, to_front) for a in arrays]
@@ -80,17 +85,22 @@ def _exclusive(blocks: Array, identity: Number, combine: Combine) -> Array:
     return hlo.expand_dims(hlo.concatenate(before, 0), 1)
 
 
-def _loop(arrays: Sequence[Array], starts: Sequence[Array], dim: int, combine: Combine) -> list[Array]:
+def _loop(
+    arrays: Sequence[Array], starts: Sequence[Array], dim: int, combine: Combine, restart_every: int = 0
+) -> list[Array]:
+    """Scans along `dim` from `starts` (of size 1 there), and anew after every so many elements."""
     zero = hlo.constant(0, torch.int32)
     count = len(arrays)
 
     def step(i: Array, *carried: Array) -> list[Array]:
         at = [i if d == dim else zero for d in range(arrays[0].ndim)]
-        new = [
-            hlo.convert(hlo.dynamic_slice(a, at, start.shape), start.dtype)
-            for a, start in zip(arrays, starts, strict=True)
-        ]
-        reduced = combine(*carried[:count], *new)
+        before = list(carried[:count])
+        if restart_every:
+            anew = hlo.remainder(i, restart_every).eq(0)
+            before = [hlo.select(anew, start, b) for start, b in zip(starts, before, strict=True)]
+        pairs = zip(arrays, starts, strict=True)
+        new = [hlo.convert(hlo.dynamic_slice(a, at, start.shape), start.dtype) for a, start in pairs]
+        reduced = combine(*before, *new)
         reduced = [reduced] if isinstance(reduced, Array) else list(reduced)
         written = [
             hlo.dynamic_update_slice(result, hlo.convert(r, result.dtype), at)

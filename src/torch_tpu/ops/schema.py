@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -80,6 +81,19 @@ def signature(func: OpOverload) -> Signature:
         is_out=is_out,
         returns_list=len(schema.returns) == 1 and str(schema.returns[0].type) == "List[Tensor]",
     )
+
+
+def call(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Calls an overload whose kernel was given these arguments.
+
+    A number that a tensor was made of arrives in kernels as a number again. PyTorch's parser takes it in place of a
+    tensor for a few operators only; the others have an overload for it.
+    """
+    numbers = any(
+        a.is_tensor and isinstance(v, (bool, int, float, complex))
+        for a, v in zip(signature(func).arguments, args, strict=False)
+    )
+    return (func.overloadpacket if numbers else func)(*args, **kwargs)
 
 
 def bind(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

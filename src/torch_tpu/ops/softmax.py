@@ -39,14 +39,16 @@ def _log_softmax(x: Array, dim: int, half_to_float: bool) -> Array:
     return shifted - hlo.log(_over(structured.reduce_sum, hlo.exp(shifted), dim))
 
 
-@elementwise("_softmax_backward_data", by="common")
+@lower("_softmax_backward_data")
 def softmax_backward(grad: Array, y: Array, dim: int, input_dtype: torch.dtype) -> Array:
+    grad, y = cast([grad, y], compute_dtype(y.dtype))
     weighted = grad * y
     return weighted - y * _over(structured.reduce_sum, weighted, dim)
 
 
-@elementwise("_log_softmax_backward_data", by="common")
+@lower("_log_softmax_backward_data")
 def log_softmax_backward(grad: Array, y: Array, dim: int, input_dtype: torch.dtype) -> Array:
+    grad, y = cast([grad, y], compute_dtype(y.dtype))
     return grad - hlo.exp(y) * _over(structured.reduce_sum, grad, dim)
 
 

@@ -12,6 +12,7 @@ from torch_tpu.hlo.array import Array
 from torch_tpu.ops import lapack
 from torch_tpu.ops.lapack import require_success, triangle
 from torch_tpu.ops.matmul import matrix_product
+from torch_tpu.ops.promotion import compute_dtype
 from torch_tpu.ops.registry import Check, Spec, decompose, lower
 
 # --- QR ----------------------------------------------------------------------------------------------------------
@@ -153,6 +154,7 @@ def linalg_matrix_exp(a: Array) -> Array:
     """Scaling by 2⁻ˢ to a small norm, a Taylor polynomial, s squarings; s is each matrix's own."""
     if a.size == 0:
         return a
+    a = hlo.convert(a, compute_dtype(a.dtype))
     n, batch = a.shape[-1], a.shape[:-2]
     norm = structured.reduce_max(structured.reduce_sum(hlo.abs_(a), [a.ndim - 2]), [a.ndim - 2])
     squarings = hlo.maximum(hlo.ceil(hlo.log(norm / _NORM) / math.log(2)), 0)

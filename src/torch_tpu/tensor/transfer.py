@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,10 @@ from torch_tpu.tensor.storage import Geometry, Value, geometry, new_tensor, valu
 
 # numpy has no dtype for these; their bits travel as an integer of the same width.
 _AS_INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+# Called before a value is shown to the host: raises what the programs that led to it found wrong.
+before_reading: Callable[[], None] | None = None
 
 
 def to_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
@@ -80,6 +85,8 @@ def host_view(tensor: torch.Tensor) -> torch.Tensor:
     g: Geometry = value.geometry
     if value.array is None or tensor.numel() == 0:
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
+    if before_reading is not None:
+        before_reading()
     array = client().get(value.array)
     metrics.count("device_to_host_bytes", array.nbytes)
     elements = from_numpy(array, g.dtype)
