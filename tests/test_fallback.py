@@ -51,6 +51,14 @@ def test_error_policy_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.linalg.ldl_factor_ex(_matrix().to("tpu"))
 
 
+def test_error_policy_leaves_the_cpu_its_own_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forbidding the fallback hides no mistake of the program's."""
+    monkeypatch.setenv("TORCH_TPU_FALLBACK", "error")
+    with pytest.raises(RuntimeError, match="does not support complex") as raised:
+        torch.ones(3, dtype=torch.complex64, device="tpu").min(0)
+    assert raised.type is RuntimeError
+
+
 def test_unknown_policy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_TPU_FALLBACK", "never")
     with pytest.raises(ValueError, match="'never': expected allow, warn or error"):
@@ -84,3 +92,17 @@ def test_custom_operator_in_python() -> None:
     result.sum().backward()
     assert result.tolist() == [1.5, 6.0]
     assert x.grad.tolist() == [[0.5] * 3] * 2
+
+
+def test_an_operator_of_another_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel for the CPU serves; results and what it writes come back to the device."""
+    monkeypatch.setenv("TORCH_TPU_FALLBACK", "allow")
+    with torch.library._scoped_library("torch_tpu_test", "DEF") as library:
+        library.define("shifted(Tensor(a!) x, Tensor y) -> Tensor")
+        library.impl("shifted", lambda x, y: x.add_(y) * 2, "CPU")
+        x, y = torch.arange(3.0, device="tpu"), torch.ones(3, device="tpu")
+        got = torch.ops.torch_tpu_test.shifted(x, y)
+        assert (got.device.type, got.tolist(), x.tolist()) == ("tpu", [2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
+        library.define("nowhere(Tensor x) -> Tensor")
+        with pytest.raises(NotImplementedError, match="no CPU kernel"):
+            torch.ops.torch_tpu_test.nowhere(x)

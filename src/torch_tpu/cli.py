@@ -109,26 +109,6 @@ def demo(
     raise typer.Exit(run_demo(quick=quick, output=output))
 
 
-@app.command()
-def operators(
-    output: Annotated[Path | None, typer.Option(help="The file to write; without it, the terminal.")] = None,
-) -> None:
-    """Tells how the device answers each of PyTorch's operators.
-
-    Takes half a minute: what can't be known from the operator's kernel is tried.
-    """
-    import torch  # noqa: F401  (registers the device)
-
-    from torch_tpu.eager import reach
-    from torch_tpu.operators import page
-
-    text = page(reach.answers())
-    if output is None:
-        typer.echo(text, nl=False)
-    else:
-        output.write_text(text)
-
-
 def _disk_cache() -> disk_cache.DiskCache:
     cache = disk_cache.from_environment()
     if cache is None:

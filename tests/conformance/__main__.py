@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,31 +13,24 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tests.conformance import pool, report, results
 from tests.conformance.check import CHECKS
-from tests.conformance.database import DTYPES, dtype_name, entries
+from tests.conformance.database import DTYPES, KINDS, dtype_name, entries
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-def _dtypes(names: str) -> list[torch.dtype]:
-    known = {dtype_name(d): d for d in DTYPES}
-    chosen = [name.strip() for name in names.split(",") if name.strip()] or list(known)
+def _chosen(names: str, known: Sequence[str], what: str) -> tuple[str, ...]:
+    """A list separated by commas, everything if it is empty."""
+    chosen = tuple(name.strip() for name in names.split(",") if name.strip()) or tuple(known)
     unknown = [name for name in chosen if name not in known]
     if unknown:
-        raise typer.BadParameter(f"unknown dtype {unknown[0]}: expected {', '.join(known)}")
-    return [known[name] for name in chosen]
-
-
-def _checks(names: str) -> tuple[str, ...]:
-    chosen = tuple(name.strip() for name in names.split(",") if name.strip()) or CHECKS
-    unknown = [name for name in chosen if name not in CHECKS]
-    if unknown:
-        raise typer.BadParameter(f"unknown check {unknown[0]}: expected {', '.join(CHECKS)}")
+        raise typer.BadParameter(f"unknown {what} {unknown[0]}: expected {', '.join(known)}")
     return chosen
 
 
 @app.command()
 def main(
-    ops: Annotated[str, typer.Option(help="Only operators whose name matches this regular expression.")] = "",
+    kind: Annotated[str, typer.Option(help=f"Only these kinds, of {','.join(KINDS)}.")] = "",
+    ops: Annotated[str, typer.Option(help="Only what has a name that matches this regular expression.")] = "",
     dtypes: Annotated[str, typer.Option(help="Only these dtypes, separated by commas.")] = "",
     checks: Annotated[str, typer.Option(help=f"Only these checks, of {','.join(CHECKS)}.")] = "",
     samples: Annotated[int, typer.Option(help="At most so many sample inputs per operator; 0: all.")] = 0,
@@ -49,7 +43,9 @@ def main(
     console = Console()
     output.mkdir(parents=True, exist_ok=True)
     path = output / "results.jsonl"
-    chosen, wanted_checks = entries(ops, _dtypes(dtypes)), _checks(checks)
+    wanted_dtypes = [getattr(torch, name) for name in _chosen(dtypes, [dtype_name(d) for d in DTYPES], "dtype")]
+    chosen = entries(ops, wanted_dtypes, _chosen(kind, KINDS, "kind"))
+    wanted_checks = _chosen(checks, CHECKS, "check")
     known = results.load(path)
     if only_failed:
         chosen = [e for e in chosen if e in known and not known[e].passed]

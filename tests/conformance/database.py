@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.testing._internal import common_methods_invocations as invocations
+from torch.testing._internal.common_modules import module_db
+from torch.testing._internal.common_optimizers import optim_db
+from torch.testing._internal.hop_db import hop_db
 
 from tests.conformance import tolerances
 
@@ -26,14 +29,24 @@ DTYPES = (
     torch.complex64,
     torch.complex128,
 )
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+KINDS = ("operator", "higher-order", "module", "optimizer")
 
 
 class Entry(NamedTuple):
-    """One line of the results: an operator of the database in one dtype."""
+    """One line of the results: an operator, a module or an optimizer of the database in one dtype.
+
+    Attributes:
+        variant: of an operator, the database's; of a module, "train" or "eval" where they differ; of an optimizer, the
+            implementation.
+    """
 
     op: str
     variant: str
     dtype: str
+    kind: str = "operator"
 
     def __str__(self) -> str:
         return f"{self.op}{'.' + self.variant if self.variant else ''} {self.dtype}"
@@ -44,28 +57,45 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 @cache
-def _infos() -> dict[tuple[str, str], Any]:
+def _infos() -> dict[str, dict[tuple[str, str], Any]]:
     foreach = [
         info
         for kind in ("unary", "binary", "pointwise", "reduce", "other")
         for info in getattr(invocations, f"foreach_{kind}_op_db")
     ]
-    return {(info.name, info.variant_test_name): info for info in [*invocations.op_db, *foreach]}
+    modes = {False: ("",), True: ("train", "eval")}
+    return {
+        "operator": {(i.name, i.variant_test_name): i for i in [*invocations.op_db, *foreach]},
+        "higher-order": {(i.name, i.variant_test_name): i for i in hop_db},
+        "module": {(i.name, mode): i for i in module_db for mode in modes[i.train_and_eval_differ]},
+        "optimizer": {(i.name, form): i for i in optim_db for form in ("for-loop", *i.supported_impls)},
+    }
 
 
 def info_of(entry: Entry) -> Any:
-    """The database's OpInfo of an entry."""
-    return _infos()[entry.op, entry.variant]
+    """The database's OpInfo, ModuleInfo or OptimizerInfo of an entry."""
+    return _infos()[entry.kind][entry.op, entry.variant]
 
 
-def entries(pattern: str = "", dtypes: Sequence[torch.dtype] = DTYPES) -> list[Entry]:
-    """Every pair, or those whose operator matches a regular expression; one dtype after the other."""
+def entries(pattern: str = "", dtypes: Sequence[torch.dtype] = DTYPES, kinds: Sequence[str] = KINDS) -> list[Entry]:
+    """Every pair, or those whose name matches a regular expression; one dtype after the other."""
     wanted = re.compile(pattern)
     return [
-        Entry(op, variant, dtype_name(dtype))
+        Entry(op, variant, dtype_name(dtype), kind)
+        for kind in kinds
         for dtype in dtypes
-        for (op, variant), info in _infos().items()
-        if dtype in info.supported_dtypes("cpu")
+        for (op, variant), info in _infos()[kind].items()
+        if dtype in _dtypes(kind, info)
         and op not in tolerances.NOT_POSSIBLE
         and wanted.search(f"{op}.{variant}" if variant else op)
     ]
+
+
+def _dtypes(kind: str, info: Any) -> set[torch.dtype]:
+    """What the CPU may support; the databases name few dtypes of modules and none of optimizers."""
+    if kind == "module":
+        return {*info.dtypes, *FLOATS}
+    if kind == "optimizer":
+        return {*FLOATS, torch.complex64} if info.supports_complex else set(FLOATS)
+    supported = set(info.supported_dtypes("cpu"))
+    return supported & set(FLOATS) if info.name in tolerances.FLOAT_SAMPLES else supported

@@ -28,6 +28,7 @@ def _work(connection: Connection, log: Path, samples: int, checks: tuple[str, ..
     import torch
 
     from tests.conformance import check
+    from tests.conformance.outcome import Failure, Outcome
 
     torch.set_num_threads(1)
     connection.send(None)
@@ -35,8 +36,8 @@ def _work(connection: Connection, log: Path, samples: int, checks: tuple[str, ..
         try:
             outcome = check.run(entry, samples=samples, checks=checks)
         except Exception as error:
-            failure = check.Failure("samples", f"raises {type(error).__name__}", "", str(error)[:600])
-            outcome = check.Outcome(failures=[failure])
+            failure = Failure("samples", f"raises {type(error).__name__}", "", str(error)[:600])
+            outcome = Outcome(failures=[failure])
         connection.send(outcome.as_dict())
 
 

@@ -1,4 +1,4 @@
-"""Tables of a run: totals by dtype, failures by kind, operators that ran on the CPU."""
+"""Tables of a run: totals by kind and dtype, failures by kind, operators that ran on the CPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from tests.conformance.database import DTYPES, dtype_name
+from tests.conformance.database import DTYPES, KINDS, dtype_name
 from tests.conformance.results import Result
 
 
@@ -17,25 +17,28 @@ def _share(part: int, whole: int) -> str:
 
 
 def totals(results: Sequence[Result]) -> Table:
-    """Pairs run, passed, and passed without the CPU, by dtype."""
-    table = Table("dtype", title="(operator, dtype) pairs")
+    """Pairs run, passed, and passed without the CPU, by kind and dtype."""
+    table = Table("kind", "dtype", title="(name, dtype) pairs")
     for heading in ("run", "passed", "without the CPU"):
         table.add_column(heading, justify="right")
-    by_dtype: defaultdict[str, list[Result]] = defaultdict(list)
-    for result in results:
-        by_dtype[result.entry.dtype].append(result)
-    rows = [(name, by_dtype[name]) for name in map(dtype_name, DTYPES) if by_dtype[name]]
-    for name, group in [*rows, ("all", list(results))]:
-        if name == "all":
+    # A dtype that the CPU has no samples for says nothing.
+    compared = [r for r in results if r.samples or r.failures]
+    for kind in KINDS:
+        of_kind = [r for r in compared if r.entry.kind == kind]
+        by_dtype = [(name, [r for r in of_kind if r.entry.dtype == name]) for name in map(dtype_name, DTYPES)]
+        if of_kind:
             table.add_section()
-        passed = [r for r in group if r.passed]
-        alone = [r for r in passed if not r.fallbacks]
-        table.add_row(name, f"{len(group):,}", _share(len(passed), len(group)), _share(len(alone), len(group)))
+        for name, group in [*by_dtype, ("all", of_kind)]:
+            passed = [r for r in group if r.passed]
+            alone = [r for r in passed if not r.fallbacks]
+            if group:
+                shares = (_share(len(part), len(group)) for part in (passed, alone))
+                table.add_row(kind, name, f"{len(group):,}", *shares)
     return table
 
 
 def failures(results: Sequence[Result]) -> Table:
-    """Kinds of failures, the most frequent first, with the operators they hit."""
+    """Kinds of failures, the most frequent first, with the names they hit."""
     pairs: defaultdict[tuple[str, str], dict[str, None]] = defaultdict(dict)
     counts: Counter[tuple[str, str]] = Counter()
     for result in results:
@@ -43,7 +46,7 @@ def failures(results: Sequence[Result]) -> Table:
             counts[kind] += 1
             name = f"{result.entry.op}.{result.entry.variant}" if result.entry.variant else result.entry.op
             pairs[kind][name] = None
-    table = Table("check", "difference", "pairs", "operators", title="failures by kind")
+    table = Table("check", "difference", "pairs", "names", title="failures by kind")
     for (check, kind), count in counts.most_common():
         table.add_row(check, kind, str(count), ", ".join(pairs[check, kind]))
     return table

@@ -19,3 +19,12 @@ def test_fails_with_the_default_words(value: float) -> None:
 def test_fails_with_the_given_words() -> None:
     with pytest.raises(RuntimeError, match=r"^lengths \{must\} agree$"):
         torch._assert_async(torch.tensor(False, device="tpu"), "lengths {must} agree")
+
+
+def test_functional_form() -> None:
+    token = torch.ops.aten._make_dep_token(device="tpu")
+    assert token.device.type == "tpu"
+    after = torch.ops.aten._functional_assert_async.msg(torch.tensor(True, device="tpu"), "never", token)
+    assert after.shape == ()
+    with pytest.raises(RuntimeError, match=r"^sizes differ$"):
+        torch.ops.aten._functional_assert_async.msg(torch.tensor(0, device="tpu"), "sizes differ", token)

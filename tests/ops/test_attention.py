@@ -95,6 +95,28 @@ def test_database() -> None:
                  skip=lambda s: s.kwargs.get("dropout_p", 0) != 0, **CLOSE)  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("is_causal", "mask_shape"), [(False, None), (True, None), (False, (5, 7)), (False, (2, 1, 5, 7))]
+)
+def test_the_name_of_the_cpu_kernel(is_causal: bool, mask_shape: tuple[int, ...] | None) -> None:
+    leaves = _qkv(width=8)
+    mask = None if mask_shape is None else torch.randn(mask_shape, generator=torch.Generator().manual_seed(2))
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    check(lambda q, k, v, m: flash(q, k, v, 0.0, is_causal, attn_mask=m, scale=0.3), *leaves, mask, **CLOSE)
+
+
+def test_which_kernel_is_chosen() -> None:
+    q, k, v = (t.detach().to("tpu") for t in _qkv())
+    assert torch._fused_sdp_choice(q, k, v) == torch.nn.attention.SDPBackend.OVERRIDEABLE.value
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        assert torch._fused_sdp_choice(q, k, v) == torch.nn.attention.SDPBackend.MATH.value
+
+
+def test_heads_of_a_joint_projection() -> None:
+    x, bias = torch.randn(2, 5, 24), torch.randn(24)
+    check(lambda x, b: torch._transform_bias_rescale_qkv(x, b, 4), x, bias)
+
+
 def test_dropout_is_the_same_in_the_gradient() -> None:
     """With values that pick out the weights, the output shows the mask, and the gradient must agree with it."""
     q, k, _ = _qkv(6, 8)

@@ -176,6 +176,13 @@ def test_slow_variants() -> None:
     check(lambda x, w, b: aten.slow_conv_transpose3d(x, w, [2, 2, 2], b, [2] * 3), x, w.transpose(0, 1), b, **SUM)
 
 
+@pytest.mark.parametrize("wanted", [[True, True, True], [False, True, False]])
+def test_slow_backward(wanted: list[bool]) -> None:
+    x, w, grad = torch.randn(2, 4, 6, 6), torch.randn(3, 4, 2, 2), torch.randn(2, 3, 4, 4)
+    backward = torch.ops.aten._slow_conv2d_backward.output_mask
+    check(lambda *args: backward(*args, [2, 2], [2, 2], [1, 1], wanted), grad, x, w, **SUM)
+
+
 def test_double_backward() -> None:
     def run(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         (g,) = torch.autograd.grad(F.conv2d(x, w, stride=2, padding=1).tanh().sum(), x, create_graph=True)

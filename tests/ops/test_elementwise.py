@@ -378,3 +378,18 @@ def test_changing_numbers_do_not_recompile() -> None:
     for k in (0.5, 0.75, 1.5):
         step(k)
     assert metrics.counters()["program"] == before
+
+
+def test_number_as_operand_of_out() -> None:
+    """Kernels get such a number as it is, also where the schema has a tensor; and errors are still the CPU's."""
+
+    def run(x: torch.Tensor) -> Any:
+        out = torch.zeros_like(x)
+        functions = (torch.bitwise_and, torch.bitwise_xor, torch.bitwise_left_shift, torch.remainder, torch.fmod)
+        results = [function(x, 3, out=out).clone() for function in functions]
+        return results, torch.xlogy(x, 2, out=torch.zeros(6, device=x.device))
+
+    check(run, torch.arange(1, 7, dtype=torch.int32))
+    for device in ("cpu", "tpu"):
+        with pytest.raises(RuntimeError, match=r"bitwise_and|not implemented for 'Float'"):
+            torch.ones(2, device=device).bitwise_and_(1)

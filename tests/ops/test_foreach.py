@@ -108,3 +108,22 @@ def test_a_list_is_one_program() -> None:
     after = metrics.counters()
     assert after["execute"] - before["execute"] == 5
     assert after["program"] == before["program"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "tpu"])
+def test_writes_are_known_to_autograd(device: str) -> None:
+    """A value that the backward pass needs, changed through a list (as optimizers do) in between."""
+    x = torch.randn(3, device=device, requires_grad=True)
+    y, other = x * 2, torch.randn(3, device=device)
+    loss = (y * y).sum()
+    before = y._version
+    with torch.no_grad():
+        torch._foreach_mul_([y, other], 3.0)
+        torch._foreach_zero_([other])
+    assert (y._version - before, other._version) == (1, 2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    parameter = torch.nn.Parameter(torch.ones(3, device=device))
+    parameter.grad = torch.ones_like(parameter)
+    torch.optim.SGD([parameter], lr=0.5, foreach=True).step()
+    assert parameter._version == 1

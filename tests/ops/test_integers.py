@@ -61,6 +61,7 @@ def test_empty_out_with_zero_strides() -> None:
 def test_powers_of_bools(exponent: float) -> None:
     same_outcome(lambda x: torch.pow(x, exponent), BOOLS)
     same_outcome(lambda x: x.pow_(exponent), BOOLS)
+    same_outcome(lambda x: list(torch._foreach_pow([x], exponent)), BOOLS)
 
 
 @pytest.mark.parametrize("x", [torch.tensor(1.0), torch.tensor([1.0]), torch.ones(2, 4)])
@@ -144,7 +145,13 @@ def test_padding_keeps_channels_last(pad: str, shape: tuple[int, ...]) -> None:
     same_outcome(lambda x: torch.nn.functional.pad(x, (1, 1) * (len(shape) - 2), mode=pad), x)
 
 
-def test_interpolation_is_refused() -> None:
-    x = torch.tensor([1, 2], dtype=torch.uint8)
+@pytest.mark.parametrize("x", [BOOLS, BOOLS.to(torch.uint8)])
+def test_refused_dtypes(x: torch.Tensor) -> None:
+    for function in (torch.abs, torch.ceil, torch.argmax, torch.median, torch.relu, torch.nn.functional.hardswish):
+        same_outcome(function, x)
+    same_outcome(lambda x: x.abs_(), x)
     same_outcome(lambda x: torch.lerp(x, x, x), x)
+    same_outcome(lambda x: torch.addcmul(x, x, x), x)
+    same_outcome(lambda x: torch.pow(x, x), x)
     same_outcome(lambda x: torch._foreach_lerp([x], [x], 0.5), x)
+    same_outcome(lambda x: torch._foreach_floor_([x]), x)

@@ -163,6 +163,10 @@ def test_matrix_exp_of_large_and_small_norms() -> None:
     error = torch.linalg.matrix_exp(a[:3].float().to("tpu")).cpu().double() - exact
     assert (error.abs().amax((-2, -1)) < 1e-5 * exact.abs().amax((-2, -1))).all()
     check(torch.linalg.matrix_exp, torch.full((2, 2), float("nan")))
+    for dtype in (torch.bfloat16, torch.float16):
+        half = a[:3].to(dtype)
+        rounded = torch.linalg.matrix_exp(half.float()).to(dtype)
+        torch.testing.assert_close(torch.linalg.matrix_exp(half.to("tpu")).cpu(), rounded)
 
 
 def test_float32_stays_float32() -> None:

@@ -94,12 +94,23 @@ def test_large_mean_keeps_the_variance() -> None:
     torch.testing.assert_close(torch.nn.functional.group_norm(y[None], 4)[0].cpu(), rows, **close)
 
 
-def test_statistics_of_bfloat16_are_float32() -> None:
+@pytest.mark.parametrize("parameters", [None, torch.bfloat16, torch.float32])
+def test_statistics_have_the_dtype_of_the_parameters(parameters: torch.dtype | None) -> None:
+    """None: that of the input."""
     x = torch.randn(4, 3, 8).bfloat16()
-    mean, var = torch.zeros(3), torch.ones(3)
-    check(lambda x, m, v: torch.nn.functional.batch_norm(x, m, v, training=True), x, mean, var, **ROUNDED)
-    out = torch.nn.functional.layer_norm(x.to("tpu"), (8,), torch.ones(8, device="tpu"), torch.zeros(8, device="tpu"))
-    assert out.dtype is torch.bfloat16
+    weight, bias, mean, var = (
+        None if parameters is None else f(3).to(parameters) for f in (torch.randn,) * 3 + (torch.rand,)
+    )
+    row = None if parameters is None else torch.randn(8).to(parameters)
+    check(torch.native_layer_norm, x, [8], row, row, 1e-5, **ROUNDED)
+    check(torch.native_group_norm, x, weight, bias, 4, 3, 8, 3, 1e-5, **ROUNDED)
+    check(torch.native_batch_norm, x, weight, bias, mean, var, True, 0.1, 1e-5, **ROUNDED)
+
+
+def test_batch_norm_saves_nothing_in_evaluation() -> None:
+    x, parameters = torch.randn(4, 3, 8), [torch.rand(3) for _ in range(4)]
+    check(torch.native_batch_norm, x, *parameters, False, 0.1, 1e-5, **CLOSE)
+    check(torch.ops.aten._native_batch_norm_legit_no_training, x, *parameters, 0.1, 1e-5, **CLOSE)
 
 
 def test_empty_batches() -> None:

@@ -138,6 +138,11 @@ def test_update_scale(found: float, tracker: int, scale: float) -> None:
     )
 
 
+def test_update_scale_of_one_element_in_any_shape() -> None:
+    tracker = torch.tensor([2], dtype=torch.int32)
+    check(lambda *args: torch._amp_update_scale_(*args, 2.0, 0.5, 3), torch.tensor(8.0), tracker, torch.zeros(1, 1))
+
+
 def test_grad_scaler_skips_a_step_with_an_infinity() -> None:
     parameter = torch.nn.Parameter(torch.ones(2, device="tpu"))
     steppers = torch.optim.SGD([parameter], lr=0.5)

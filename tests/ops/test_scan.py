@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -83,3 +84,34 @@ def test_long_sums_are_accurate() -> None:
 
 def test_large_rows() -> None:
     check(lambda x: [x.cummax(1), x.logcumsumexp(1)], torch.randn(512, 1024), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("function", [torch.cumsum, torch.cumprod, torch.cummax, torch.cummin])
+@pytest.mark.parametrize(
+    ("shape", "dim"),
+    [
+        ((2**14 + 3,), 0),  # cut into blocks
+        ((2**14 + 1, 1), 0),
+        ((16, 33), 1),  # eight sequences at a time
+        ((3, 5, 2, 1), 2),
+        ((5, 33), 1),  # moved to the front
+        ((4, 9, 3), 1),
+        ((33, 1, 4), 0),
+    ],
+)
+def test_every_order_of_a_scan(function: Any, shape: tuple[int, ...], dim: int) -> None:
+    x = torch.randn(shape) * 0.01 + 1
+    x[(0,) * len(shape)] = -INF if function in (torch.cummax, torch.cummin) else -1
+    check(lambda x: function(x, dim), x)
+    check(lambda x: function(x, dim), torch.randint(-9, 9, shape))
+
+
+def test_a_running_extreme_keeps_the_last_nan() -> None:
+    x = torch.tensor([[1.0, 3.0, 3.0, NAN, 5.0, NAN, 2.0]]).repeat(8, 1)
+    check(lambda x: x.cummax(1), x)
+    check(lambda x: x.cummin(0), x[0])
+
+
+def test_sums_accumulate_in_float64() -> None:
+    check(lambda x: x.cumsum(0), torch.full((2**17,), 0.1), rtol=0, atol=0)
+    check(lambda x: x.cumsum(-1), torch.randn(8, 20_000), rtol=0, atol=0)

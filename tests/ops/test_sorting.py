@@ -188,3 +188,16 @@ def test_histogram_errors() -> None:
             torch.histc(torch.tensor([1.0], device="tpu"), 4, min=-INF, max=1)
         with pytest.raises(RuntimeError, match="max must be larger than min"):
             torch.histc(torch.tensor([1.0], device="tpu"), 4, min=3, max=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("out_int32", [False, True])
+def test_rows_of_sparse_matrices(dtype: torch.dtype, out_int32: bool) -> None:
+    rows = torch.tensor([0, 0, 2, 3, 3, 3], dtype=dtype)
+    check(lambda r: torch._convert_indices_from_coo_to_csr(r, 5, out_int32=out_int32), rows)
+    beginnings, columns = torch.tensor([0, 2, 2, 3], dtype=dtype), torch.tensor([1, 2, 0], dtype=dtype)
+    for transpose in (False, True):
+        options = {"out_int32": out_int32, "transpose": transpose}
+        check(torch._convert_indices_from_csr_to_coo, beginnings, columns, **options)
+        batch = torch.stack([beginnings, torch.tensor([0, 0, 1, 3], dtype=dtype)])
+        check(torch._convert_indices_from_csr_to_coo, batch, torch.stack([columns, columns.flip(0)]), **options)

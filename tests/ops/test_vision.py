@@ -96,3 +96,9 @@ def test_roi_align_in_plain_pytorch() -> None:
 
     box = torch.tensor([[0.0, 0.0, 8.0, 6.0], [1.3, 2.2, 5.9, 4.4], [-3.0, -1.0, 20.0, 9.0]])
     check(crop, torch.randn(2, 9, 7), box, **CLOSE)
+
+
+def test_grid_sample_gradient_by_the_name_of_the_cpu_kernel() -> None:
+    image, grid, grad = torch.randn(2, 3, 5, 6), torch.rand(2, 4, 4, 2) * 2 - 1, torch.randn(2, 3, 4, 4)
+    backward = torch.ops.aten._grid_sampler_2d_cpu_fallback_backward
+    check(lambda *args: backward(*args, 0, 0, True), grad, image, grid, **CLOSE)

@@ -1,4 +1,4 @@
-"""Operators of which PyTorch's meta kernels refuse what the CPU allows: another shape in place, powers of bools."""
+"""In-place operators of which PyTorch's meta kernels refuse what the CPU allows: another shape, powers of bools."""
 
 from __future__ import annotations
 
@@ -22,17 +22,9 @@ def addbmm_(
     return result
 
 
-@kernel("pow.Tensor_Scalar")
-def power(t: torch.Tensor, exponent: complex) -> torch.Tensor:
-    """A bool to the power of a bool is a bool; the meta kernel says integer."""
-    if t.dtype is torch.bool and isinstance(exponent, bool):
-        return t.clone() if exponent else torch.ones_like(t)
-    result: torch.Tensor = program(aten.pow.Tensor_Scalar)(t, exponent)
-    return result
-
-
 @kernel("pow_.Scalar")
 def power_in_place(t: torch.Tensor, exponent: complex) -> torch.Tensor:
+    """A bool to the power of a bool is a bool; the meta kernel says integer."""
     if t.dtype is torch.bool and isinstance(exponent, bool):
         return t if exponent else t.fill_(True)
     result: torch.Tensor = program(aten.pow_.Scalar)(t, exponent)

@@ -47,11 +47,16 @@ def _gate(name: str) -> Callable[..., Any]:
 
 
 def _first_call(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """The boxed fallback: registers everything, then calls the operator again."""
-    from torch_tpu.eager import register
+    """The boxed fallback: registers everything, then calls the operator again.
+
+    An operator that still has no kernel is one of another library, which may have a kernel for the CPU.
+    """
+    from torch_tpu.eager import fallback, register
 
     register.install()
     if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "PrivateUse1"):
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CPU"):
+            return fallback.run_on_cpu(func, args, kwargs, "its library has a kernel for the CPU, none for the device")
         raise NotImplementedError(
             f"{func} is not implemented for the tpu device, and has no CPU kernel to fall back to. "
             "Move its inputs to the CPU with .cpu()."

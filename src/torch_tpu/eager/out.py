@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,8 +10,8 @@ from torch._ops import OpOverload
 
 from torch_tpu.eager import copy
 from torch_tpu.eager.fallback import cpu_error
-from torch_tpu.eager.kernels import program
 from torch_tpu.eager.overlap import check_overlap
+from torch_tpu.hlo.strided import is_dense
 from torch_tpu.ops.schema import bind, call, signature, unbind
 from torch_tpu.tensor.errors import device_mismatch
 
@@ -73,20 +72,6 @@ def raise_as_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
         raise error
 
 
-def out_program(func: OpOverload) -> Callable[..., Any]:
-    """The kernel of an `out=` overload whose functional form is PyTorch's composite kernel: one program."""
-    run = program(func)
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        check_overlap(func, args, kwargs)
-        dtypes = {v.dtype for v in _tensors([*args, *kwargs.values()]) if isinstance(v, torch.Tensor)}
-        if len(dtypes) > 1:
-            raise_as_cpu(func, args, kwargs)
-        return run(*args, **kwargs)
-
-    return kernel
-
-
 def _tensors(values: Any) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     for v in values:
@@ -95,7 +80,7 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 
 def place(out: torch.Tensor, result: torch.Tensor) -> None:
-    """Writes `result` into `out` as PyTorch does: resized if empty (with a warning if not), converted.
+    """Writes `result` into `out` as PyTorch does: resized, with strides as well, if empty (with a warning if not).
 
     Raises:
         RuntimeError: where elements of `out` share memory.
@@ -114,4 +99,6 @@ def place(out: torch.Tensor, result: torch.Tensor) -> None:
                 stacklevel=4,
             )
         out.resize_(result.shape)
+        if is_dense(result.shape, result.stride()):
+            out.as_strided_(result.shape, result.stride())
     copy.copy_(out, result)

@@ -18,7 +18,7 @@ from torch_tpu import ops
 from torch_tpu.eager import gate
 from torch_tpu.eager.kernels import HANDWRITTEN, program
 from torch_tpu.eager.memory import host_metadata_kernel
-from torch_tpu.eager.out import OutKernel, out_program
+from torch_tpu.eager.out import OutKernel
 from torch_tpu.ops import derived
 from torch_tpu.ops.registry import decomposes_here
 from torch_tpu.ops.schema import signature
@@ -39,8 +39,10 @@ HANDWRITTEN_MODULES = (
     "torch_tpu.eager.observer",
 )
 
-# Composite kernels that refuse every device they don't know.
-_NAMES_ITS_DEVICES = frozenset({"aten::mode.values"})
+# Composite kernels that refuse every device they don't know, or stack nothing but CPU tensors.
+_NAMES_ITS_DEVICES = frozenset({"aten::mode.values", "aten::_stack.out"})
+# `out=` forms of composite operators that call it in turn.
+_CALLED_BY_ITS_TWIN = frozenset({"aten::sspaddmm.out"})
 
 _lock = threading.RLock()
 _done = False
@@ -112,8 +114,7 @@ def kernel_for(name: str) -> Callable[..., Any] | None:
         return None
     if sig.is_out:
         twin = derived.functional(func)
-        # A functional operator without a kernel here would call its `out=` form in turn.
-        return out_program(func) if twin is None or kernel_for(twin.name()) is None else OutKernel(func, twin)
+        return program(func) if twin is None or name in _CALLED_BY_ITS_TWIN else OutKernel(func, twin)
     if not _has_kernel(name, "CPU") and not _has_kernel(name, "CompositeExplicitAutogradNonFunctional"):
         return None
     return host_metadata_kernel(func) if sig.is_view else program(func)

@@ -12,8 +12,10 @@ from torch._ops import OpOverload
 from torch_tpu.ops import registry
 from torch_tpu.ops.schema import Argument, overload, signature
 
-# In-place operators whose functional twin has another name.
+# In-place and `out=` operators whose functional twin has another name.
 _FUNCTIONAL_NAMES = {
+    "adaptive_avg_pool3d_backward.grad_input": ("_adaptive_avg_pool3d_backward", ""),
+    "normal.out": ("normal_functional", ""),
     "normal_": ("normal_functional", ""),
     "bernoulli_.float": ("bernoulli", "p"),
     "bernoulli_.Tensor": ("bernoulli", "Tensor"),
@@ -35,6 +37,9 @@ def functional(func: OpOverload) -> OpOverload | None:
     sig = signature(func)
     packet, _, name = func._schema.name.partition("::")[2], "", func._schema.overload_name
     namespace = func.namespace
+    key = f"{packet}.{name}" if name else packet
+    if key in _FUNCTIONAL_NAMES:
+        return overload(*_FUNCTIONAL_NAMES[key])
     if sig.is_out:
         wanted = [(a.name, a.kind) for a in sig.arguments if not a.is_out]
         candidates = [name.removesuffix("_out"), "" if name == "out" else name.removesuffix("out"), "", name]
@@ -44,7 +49,7 @@ def functional(func: OpOverload) -> OpOverload | None:
                 found is not None
                 and found is not func
                 and not signature(found).is_out
-                and not signature(found).is_inplace
+                and _written(found) <= _written(func)
             ):
                 own = [(a.name, a.kind) for a in signature(found).arguments]
                 if [a for a in own if a[0] not in ("dtype", "layout", "device", "pin_memory")] == [
@@ -52,15 +57,16 @@ def functional(func: OpOverload) -> OpOverload | None:
                 ]:
                     return found
         return None
-    if sig.is_inplace:
-        key = f"{packet}.{name}" if name else packet
-        if key in _FUNCTIONAL_NAMES:
-            return overload(*_FUNCTIONAL_NAMES[key])
-        if packet.endswith("_"):
-            found = overload(packet[:-1], name, namespace)
-            if found is not None and not signature(found).is_inplace and _same_kinds(func, found):
-                return found
+    if sig.is_inplace and packet.endswith("_"):
+        found = overload(packet[:-1], name, namespace)
+        if found is not None and not signature(found).is_inplace and _same_kinds(func, found):
+            return found
     return None
+
+
+def _written(func: OpOverload) -> set[str]:
+    """Arguments that an operator changes besides those for its results: running statistics, noise."""
+    return {a.name for a in signature(func).arguments if a.is_written and not a.is_out}
 
 
 def _same_kinds(func: OpOverload, twin: OpOverload) -> bool:

@@ -148,8 +148,6 @@ def addcdiv(x: Array, a: Array, b: Array, *, value: ArrayLike) -> Array:
 @elementwise("lerp.Scalar", "lerp.Tensor")
 def lerp(start: Array, end: Array, weight: ArrayLike) -> Array:
     """From whichever end is nearer, so that weight 1 gives `end` exactly."""
-    if types.is_integer(start.dtype) or start.dtype is torch.bool:
-        raise RuntimeError(f"lerp is not implemented for {types.type_name(start.dtype)}")
     weight = _like(weight, start)
     return hlo.select(hlo.abs_(weight) < 0.5, start + weight * (end - start), end - (end - start) * (1 - weight))
 

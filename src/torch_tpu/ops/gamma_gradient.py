@@ -1,4 +1,4 @@
-"""How a gamma, beta or Dirichlet variate moves with its parameters: -(dF/dα) / f for distribution function F, density f.
+"""How a gamma, beta or Dirichlet variate moves with its parameters: -(dF/dα) / f, distribution function F, density f.
 
 Approximations by M. Jankowiak and F. Obermeyer (Pathwise Derivatives Beyond the Reparameterization Trick, 2018), as
 PyTorch has them: a series where the variate is small, a saddle point expansion where the parameters are large, and a

@@ -54,6 +54,11 @@ def _batch_statistics(t: torch.Tensor, *args: Any) -> torch.Tensor:
     return _statistics(t, *args) if training else _no_statistics(t, *args)
 
 
+def _power(t: torch.Tensor, x: torch.Tensor, exponent: object) -> torch.Tensor:
+    """A bool to the power of a bool is a bool; the meta kernel says integer."""
+    return t.bool() if x.dtype is torch.bool and isinstance(exponent, bool) else t
+
+
 def _outermost_first(strides: Sequence[int], dims: Sequence[int]) -> list[int]:
     return sorted(dims, key=lambda d: -strides[d])
 
@@ -77,15 +82,15 @@ def _fft_c2r(t: torch.Tensor, x: torch.Tensor, dims: Sequence[int], *args: Any) 
 
 # By operator and position among its results.
 _LAYOUTS: dict[OpOverload, dict[int, Layout]] = {
+    aten._batch_norm_no_update.default: {1: _no_statistics, 2: _no_statistics},
+    aten._batch_norm_with_update.default: {1: _statistics, 2: _statistics},
+    aten._batch_norm_with_update_functional.default: {1: _statistics, 2: _statistics},
     aten._fft_c2r.default: {0: _fft_c2r},
     aten._fft_r2c.default: {0: _fft_r2c},
     aten._fake_quantize_learnable_per_channel_affine.default: {0: _as_input},
     aten._fake_quantize_learnable_per_tensor_affine.default: {0: _as_input},
     aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: {0: _as_input, 1: _as_input},
     aten._linalg_svd.default: {2: _column_major},
-    aten._batch_norm_no_update.default: {1: _no_statistics, 2: _no_statistics},
-    aten._batch_norm_with_update.default: {1: _statistics, 2: _statistics},
-    aten._batch_norm_with_update_functional.default: {1: _statistics, 2: _statistics},
     aten._native_batch_norm_legit.default: {1: _batch_statistics, 2: _batch_statistics},
     aten._native_batch_norm_legit.no_stats: {1: _batch_statistics, 2: _batch_statistics},
     aten._native_batch_norm_legit_functional.default: {1: _batch_statistics, 2: _batch_statistics},
@@ -99,6 +104,8 @@ _LAYOUTS: dict[OpOverload, dict[int, Layout]] = {
     aten.native_group_norm.default: {1: _statistics, 2: _statistics},
     aten.native_layer_norm.default: {1: _statistics, 2: _statistics},
     aten.nonzero_static.default: {0: _row_major},
+    aten.pow.Scalar: {0: _row_major},
+    aten.pow.Tensor_Scalar: {0: _power},
     aten.reflection_pad2d.default: {0: _like_input},
     aten.reflection_pad3d.default: {0: _like_input},
     aten.replication_pad2d.default: {0: _like_input},

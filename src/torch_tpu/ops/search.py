@@ -12,7 +12,7 @@ from torch_tpu.hlo.array import Array, ArrayLike
 from torch_tpu.ops.indexing import added, elements, read, region
 from torch_tpu.ops.promotion import compute_dtype
 from torch_tpu.ops.reduction import index_dtype
-from torch_tpu.ops.registry import Check, Spec, lower
+from torch_tpu.ops.registry import Check, Spec, decompose, lower
 from torch_tpu.ops.sorting import sort
 
 # --- binary search -----------------------------------------------------------------------------------------------
@@ -165,3 +165,25 @@ def histogram_between(x: Array, edges: Array, *, weight: Array | None, density: 
         return counts
     widths = hlo.slice_in_dim(edges, 1, bins + 1) - hlo.slice_in_dim(edges, 0, bins)
     return counts / (structured.reduce_sum(counts, [0]) * widths)
+
+
+# --- rows of sparse matrices, as sorted indices or as where each row begins ---------------------------------------
+
+
+@decompose("_convert_indices_from_coo_to_csr")
+def beginnings_of_rows(rows: torch.Tensor, size: int, *, out_int32: bool = False) -> torch.Tensor:
+    numbers = torch.arange(size + 1, dtype=rows.dtype, device=rows.device)
+    return torch.searchsorted(rows, numbers, out_int32=out_int32)
+
+
+@decompose("_convert_indices_from_csr_to_coo")
+def indices_of_rows(
+    beginnings: torch.Tensor, columns: torch.Tensor, *, out_int32: bool = False, transpose: bool = False
+) -> torch.Tensor:
+    """Indices of the batch, if there is one, then of row and column, each in one row of the result."""
+    places = torch.arange(columns.shape[-1], dtype=beginnings.dtype, device=columns.device).expand(columns.shape)
+    rows = torch.searchsorted(beginnings, places.contiguous(), right=True) - 1
+    lines = [torch.arange(n, device=columns.device) for n in columns.shape[:-1]]
+    batch = [line.reshape(-1, *[1] * (columns.dim() - 1 - d)).expand(columns.shape) for d, line in enumerate(lines)]
+    lines = [*batch, columns, rows] if transpose else [*batch, rows, columns]
+    return torch.stack([line.reshape(-1).to(torch.int32 if out_int32 else torch.int64) for line in lines])

@@ -19,6 +19,7 @@ from torch_tpu.hlo import strided
 from torch_tpu.hlo.array import Array, Number
 from torch_tpu.ops import derived, layout, registry
 from torch_tpu.ops.random_bits import Rng
+from torch_tpu.ops.refusals import check_dtype
 from torch_tpu.ops.registry import NoLowering, Spec
 from torch_tpu.ops.schema import bind, signature, unbind
 
@@ -229,6 +230,7 @@ class Tracer(TorchDispatchMode):
 
     def _lower(self, func: OpOverload, rule: registry.Lowering, values: list[Any]) -> Any:
         sig = signature(func)
+        check_dtype(rule.name, values)
         args, kwargs = unbind(func, [_plain(v) for v in values])
         try:
             meta = func(*args, **kwargs)

@@ -13,7 +13,7 @@ from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
 from torch_tpu.ops.promotion import compute_dtype
-from torch_tpu.ops.registry import lower
+from torch_tpu.ops.registry import decompose, lower
 
 Ints = Sequence[int]
 LINEAR, NEAREST, CUBIC = range(3)
@@ -196,6 +196,14 @@ def grid_sampler_backward(
     filled = [hlo.zeros(places.shape[:2], places.dtype) if s is None else s for s in slopes]
     results.append(hlo.stack(filled[::-1], 2).reshape(*grid.shape))
     return results
+
+
+@decompose("_grid_sampler_2d_cpu_fallback_backward")
+def grid_sampler_fallback_backward(
+    grad: torch.Tensor, x: torch.Tensor, grid: torch.Tensor, mode: int, padding: int, align_corners: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    wanted = [True, True]
+    return torch.ops.aten.grid_sampler_2d_backward(grad, x, grid, mode, padding, align_corners, wanted)
 
 
 def _put(targets: Sequence[Array], updates: Sequence[Array], like: Array) -> Array:

@@ -1,0 +1,217 @@
+"""Checks a module of PyTorch's database: one made on the CPU against its copy on the device."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch.testing._internal.common_modules import ModuleErrorEnum
+from torch.testing._internal.common_utils import noncontiguous_like
+from torch.utils._pytree import tree_leaves, tree_map
+
+from tests.compare import Mismatch, NoGradient, assert_same, check_gradients, gradient_seeds, gradients, to_device
+from tests.conformance import tolerances
+from tests.conformance.database import Entry, info_of
+from tests.conformance.outcome import Outcome, check_same_exception, raised, spread
+from tests.conformance.precision import DOUBLE, HALF, as_float32, check_as_accurate
+from tests.conformance.second_order import check_second_order
+
+CHECKS = ("construct", "forward", "gradient", "gradgrad", "strided", "errors")
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class ModuleRun:
+    """The checks of one entry."""
+
+    def __init__(self, entry: Entry, most: int) -> None:
+        self.entry = entry
+        self.info = info_of(entry)
+        self.dtype: torch.dtype = getattr(torch, entry.dtype)
+        self.most = most
+        self.training = entry.variant != "eval"
+        self.half = self.dtype in HALF
+        wider = tolerances.TOLERANCES.get(entry.op)
+        if wider is not None and wider.dtypes and entry.dtype not in wider.dtypes:
+            wider = None
+        self.rtol, self.atol = (wider.rtol, wider.atol) if wider is not None else (None, None)
+
+    def outcome(self, checks: frozenset[str]) -> Outcome:
+        result = Outcome()
+        samples = spread(self._inputs(self.info.module_inputs_func), self.most)
+        for i, sample in enumerate(samples):
+            if not self._cpu_takes(sample):
+                continue
+            result.samples += 1
+            # Once for an entry: a second derivative is many more programs than the first.
+            for check, function in self._checks_of(sample, second_order=i == len(samples) // 2):
+                if check in checks:
+                    result.record(check, _summary(sample), function)
+        if "errors" in checks and self.info.module_error_inputs_func is not None and self.dtype is torch.float32:
+            for error_input in self._inputs(self.info.module_error_inputs_func):
+                sample = error_input.module_error_input
+                result.record("errors", _summary(sample), lambda e=error_input: self._same_error(e))
+        return result
+
+    def _inputs(self, function: Callable[..., list[Any]]) -> list[Any]:
+        torch.manual_seed(0)
+        return list(function(self.info, device="cpu", dtype=self.dtype, requires_grad=True, training=self.training))
+
+    def _cpu_takes(self, sample: Any) -> bool:
+        """Whether the CPU runs the sample in this dtype, which the database says of its own dtypes only."""
+        return self.dtype in self.info.dtypes or raised(lambda: self._run(*self._host(sample))) is None
+
+    def _checks_of(self, sample: Any, second_order: bool) -> Iterator[tuple[str, Callable[[], None]]]:
+        if {"device", "dtype"} <= set(inspect.signature(self.info.module_cls).parameters):
+            yield "construct", lambda: self._construct(sample)
+        yield "forward", lambda: self._forward(sample)
+        yield "gradient", lambda: self._gradient(sample)
+        if second_order and self.info.supports_gradgrad and self.dtype in DOUBLE:
+            yield "gradgrad", lambda: self._second_order(sample)
+        yield "strided", lambda: self._forward(sample, _strided)
+
+    # --- the checks ----------------------------------------------------------------------------------------------
+
+    def _construct(self, sample: Any) -> None:
+        """Made on the device, a module has parameters of the CPU's dtypes and shapes."""
+        args, kwargs = sample.constructor_input.args, sample.constructor_input.kwargs
+        host = self.info.module_cls(*args, **{**kwargs, "device": "cpu", "dtype": self.dtype})
+        args, kwargs = to_device((args, kwargs))
+        device = self.info.module_cls(*args, **{**kwargs, "device": "tpu", "dtype": self.dtype})
+        if self.info.is_lazy:
+            return
+        got, want = device.state_dict(), host.state_dict()
+        _check_on_device(got)
+        assert_same(*({k: torch.empty_like(t, device="cpu").zero_() for k, t in s.items()} for s in (got, want)))
+        for name, value in got.items():
+            if not value.isfinite().all():
+                raise Mismatch("values", f"{name} is made with values that are not finite")
+
+    def _forward(self, sample: Any, change: Callable[[Any], Any] = lambda nest: nest) -> None:
+        """Results and, after it, parameters and buffers; without gradients, for which some modules have other ways."""
+        host, device, host_inputs, device_inputs = self._copies(sample, change)
+        with torch.no_grad():
+            want = self._run(host, host_inputs)
+            got = self._run(device, device_inputs)
+        _check_on_device((got, device.state_dict()))
+        results = (got, device.state_dict(), device_inputs), (want, host.state_dict(), host_inputs)
+
+        def wide() -> Any:
+            module, inputs = self._host(sample, change)
+            module, inputs = module.float(), as_float32(inputs)
+            with torch.no_grad():
+                result = self._run(module, inputs)
+            return result, module.state_dict(), inputs
+
+        self._same(*results, wide)
+
+    def _gradient(self, sample: Any) -> None:
+        host, device, host_inputs, device_inputs = self._copies(sample)
+        want, got = self._run(host, host_inputs), self._run(device, device_inputs)
+        host_leaves, device_leaves = _leaves(host, host_inputs), _leaves(device, device_inputs)
+        if not self.half:
+            try:
+                check_gradients(got, want, device_leaves, host_leaves, self.rtol, self.atol)
+            except NoGradient:
+                return
+            self._same((got, device.state_dict()), (want, host.state_dict()), None)
+            return
+        seeds = gradient_seeds(want)
+        want_gradients = gradients(want, host_leaves, seeds)
+        got_gradients = gradients(got, device_leaves, [s.to("tpu") for s in seeds])
+        module, inputs = self._host(sample)
+        module, inputs = module.float(), as_float32(inputs)
+        wide_gradients = gradients(self._run(module, inputs), _leaves(module, inputs), [s.float() for s in seeds])
+        self._same(got_gradients, want_gradients, lambda: wide_gradients, strides=False)
+
+    def _second_order(self, sample: Any) -> None:
+        host, device, host_inputs, device_inputs = self._copies(sample)
+        modules = {"cpu": host, "tpu": device}
+
+        def call(leaves: Any) -> Any:
+            place, inputs = leaves[0], leaves[1]
+            return self._run(modules[place], inputs)
+
+        try:
+            check_second_order(
+                call,
+                ("tpu", device_inputs, list(device.parameters())),
+                ("cpu", host_inputs, list(host.parameters())),
+                self.rtol,
+                self.atol,
+            )
+        except NoGradient:
+            return
+
+    def _same_error(self, error_input: Any) -> None:
+        sample = error_input.module_error_input
+        args, kwargs = sample.constructor_input.args, sample.constructor_input.kwargs
+        if error_input.error_on is ModuleErrorEnum.CONSTRUCTION_ERROR:
+            want = raised(lambda: self.info.module_cls(*args, **kwargs))
+            args, kwargs = to_device((args, kwargs))
+            got = raised(lambda: self.info.module_cls(*args, **kwargs).to("tpu"))
+        else:
+            host, device, host_inputs, device_inputs = self._copies(sample)
+            want = raised(lambda: self._run(host, host_inputs))
+            got = raised(lambda: self._run(device, device_inputs))
+        if want is not None:
+            check_same_exception(got, want)
+
+    # --- what they share -----------------------------------------------------------------------------------------
+
+    def _host(self, sample: Any, change: Callable[[Any], Any] = lambda nest: nest) -> tuple[torch.nn.Module, Inputs]:
+        """A module on the CPU and its inputs, the same ones at every call."""
+        args, kwargs = deepcopy((sample.constructor_input.args, sample.constructor_input.kwargs))
+        torch.manual_seed(0)
+        module = self.info.module_cls(*args, **kwargs).to(self.dtype).train(self.training)
+        inputs = change((sample.forward_input.args, sample.forward_input.kwargs))
+        if self.info.is_lazy:
+            # The first call makes the parameters.
+            self._run(module, to_device(inputs, "cpu"))
+        return module, to_device(inputs, "cpu")
+
+    def _copies(
+        self, sample: Any, change: Callable[[Any], Any] = lambda nest: nest
+    ) -> tuple[torch.nn.Module, torch.nn.Module, Inputs, Inputs]:
+        host, inputs = self._host(sample, change)
+        return host, deepcopy(host).to("tpu"), inputs, to_device(inputs)
+
+    @staticmethod
+    def _run(module: torch.nn.Module, inputs: Inputs) -> Any:
+        torch.manual_seed(0)
+        return module(*inputs[0], **inputs[1])
+
+    def _same(self, got: Any, want: Any, wide: Callable[[], Any] | None, strides: bool = True) -> None:
+        try:
+            assert_same(got, want, strides=strides, rtol=self.rtol, atol=self.atol)
+        except Mismatch as mismatch:
+            if mismatch.kind != "values" or not self.half or wide is None:
+                raise
+            check_as_accurate(got, want, wide())
+
+
+def _leaves(module: torch.nn.Module, inputs: Inputs) -> list[Any]:
+    return [*module.parameters(), *tree_leaves(inputs)]
+
+
+def _strided(nest: Any) -> Any:
+    return tree_map(lambda leaf: noncontiguous_like(leaf) if isinstance(leaf, torch.Tensor) else leaf, nest)
+
+
+def _check_on_device(nest: Any) -> None:
+    for leaf in tree_leaves(nest):
+        if isinstance(leaf, torch.Tensor) and leaf.device.type != "tpu":
+            raise Mismatch("device", f"a result is on {leaf.device}")
+
+
+def _summary(sample: Any) -> str:
+    def short(leaf: Any) -> Any:
+        return f"Tensor{list(leaf.shape)}" if isinstance(leaf, torch.Tensor) else leaf
+
+    inputs = sample.forward_input
+    parts = [sample.constructor_input.args, sample.constructor_input.kwargs]
+    parts += [inputs.args, inputs.kwargs] if inputs is not None else []
+    return f"{sample.desc} {tree_map(short, parts)}".strip()

@@ -1,0 +1,235 @@
+"""Checks an operator of PyTorch's database: the same calls on CPU tensors and on device copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from tests.compare import Mismatch, NoGradient, assert_same, check_gradients, gradient_seeds, gradients, to_device
+from tests.conformance import tolerances
+from tests.conformance.database import Entry, info_of
+from tests.conformance.outcome import Outcome, check_same_exception, raised, spread
+from tests.conformance.precision import DOUBLE, as_float32, rounded
+from tests.conformance.second_order import check_second_order
+
+CHECKS = ("forward", "gradient", "gradgrad", "strided", "inplace", "out", "errors")
+
+
+class OperatorRun:
+    """The checks of one entry."""
+
+    def __init__(self, entry: Entry, most: int) -> None:
+        self.entry = entry
+        self.info = info_of(entry)
+        self.dtype: torch.dtype = getattr(torch, entry.dtype)
+        self.most = most
+        self.up_to_sign = entry.op in tolerances.UP_TO_SIGN
+        self.rounded_once = entry.dtype in tolerances.ROUNDED_ONCE
+        self.tied = entry.op in tolerances.TIES and entry.dtype in tolerances.TIED_DTYPES
+        self.host_arguments = entry.op in tolerances.HOST_ARGUMENTS
+        wider = tolerances.TOLERANCES.get(entry.op)
+        if wider is not None and wider.dtypes and entry.dtype not in wider.dtypes:
+            wider = None
+        self.rtol, self.atol = (wider.rtol, wider.atol) if wider is not None else (None, None)
+        self.differentiable = self.info.supports_autograd and self.dtype in self.info.supported_backward_dtypes("cpu")
+
+    def outcome(self, checks: frozenset[str]) -> Outcome:
+        result = Outcome()
+        found = list(self.info.sample_inputs("cpu", self.dtype, requires_grad=self.differentiable))
+        samples = spread(found, self.most)
+        for i, sample in enumerate(samples):
+            result.samples += 1
+            # Once for an entry: a second derivative is many more programs than the first.
+            for check, function in self._checks_of(sample, second_order=i == len(samples) // 2):
+                if check in checks and (self.entry.op, check) not in tolerances.SKIPPED:
+                    result.record(check, sample.summary(), function)
+        if "errors" in checks:
+            for error_input in self._error_inputs():
+                sample = error_input.sample_input
+                result.record("errors", sample.summary(), lambda s=sample: self._same_error(s))
+        return result
+
+    def _error_inputs(self) -> Iterator[Any]:
+        if self.info.error_inputs_func is None or self.dtype not in (torch.float32, torch.int64):
+            return
+        for error_input in self.info.error_inputs("cpu"):
+            sample = error_input.sample_input
+            leaves = tree_leaves((sample.input, sample.args, sample.kwargs))
+            # NumPy, through which data gets to the device, has 64 dimensions at most.
+            if all(t.device.type == "cpu" and t.dim() <= 64 for t in leaves if _is_tensor(t)):
+                yield error_input
+
+    def _checks_of(self, sample: Any, second_order: bool) -> Iterator[tuple[str, Callable[[], None]]]:
+        yield "forward", lambda: self._forward(sample)
+        if self.differentiable:
+            yield "gradient", lambda: self._gradient(sample)
+            if second_order and self.info.supports_gradgrad and self.dtype in DOUBLE:
+                yield "gradgrad", lambda: self._second_order(sample)
+        yield "strided", lambda: self._forward(sample.noncontiguous())
+        if self.info.get_inplace() is not None:
+            yield "inplace", lambda: self._inplace(sample)
+        if self.info.supports_out:
+            yield "out", lambda: self._out(sample)
+
+    # --- the checks ----------------------------------------------------------------------------------------------
+
+    def _forward(self, sample: Any) -> None:
+        self._same(self.info.op, sample, self._copies(sample, detach=True))
+
+    def _inplace(self, sample: Any) -> None:
+        self._same(self.info.get_inplace(), sample, self._copies(sample, detach=True))
+
+    def _gradient(self, sample: Any) -> None:
+        host, device = self._copies(sample)
+        try:
+            want = sample.output_process_fn_grad(self._call(self.info.op, host))
+        except Exception:
+            # Said by the forward check already.
+            return
+        got = sample.output_process_fn_grad(self._call(self.info.op, device))
+        if self._undefined(sample) or self.tied:
+            return
+        try:
+            check_gradients(got, want, device, host, self.rtol, self.atol)
+        except NoGradient:
+            return
+        except Mismatch as mismatch:
+            if mismatch.kind != "values" or not self.rounded_once:
+                raise
+            self._gradient_rounded_once(sample)
+
+    def _gradient_rounded_once(self, sample: Any) -> None:
+        host, device = self._copies(sample)
+        wide = as_float32(host)
+        got, want, wide_want = (self._call(self.info.op, inputs) for inputs in (device, host, wide))
+        seeds = gradient_seeds(want)
+        got_grads = gradients(got, device, [s.to("tpu") for s in seeds])
+        wide_grads = gradients(wide_want, wide, [s.float() for s in seeds])
+        assert_same(got_grads, rounded(wide_grads, got_grads), strides=False)
+
+    def _second_order(self, sample: Any) -> None:
+        if self._undefined(sample):
+            return
+        host, device = self._copies(sample)
+
+        def call(inputs: Any) -> Any:
+            return sample.output_process_fn_grad(self._call(self.info.op, inputs))
+
+        try:
+            check_second_order(call, device, host, self.rtol, self.atol)
+        except NoGradient:
+            return
+
+    def _out(self, sample: Any) -> None:
+        """`out=` of the right kind, with other strides, and of a dtype that may not fit."""
+        (input_, args, kwargs), _ = self._copies(sample, detach=True)
+        try:
+            result = self._call(self.info.op, (input_, args, kwargs))
+        except Exception:
+            return
+        if not all(_is_tensor(t) for t in tree_leaves(result)):
+            return
+        for make in (torch.zeros_like, _with_reversed_strides, _with_another_dtype):
+            outs = tree_map(make, result)
+            host, device = self._copies(sample, detach=True)
+            host[2]["out"], device[2]["out"] = to_device(outs, "cpu"), to_device(outs)
+            if make is _with_reversed_strides:
+                # Some CPU kernels (gelu, avg_pool3d, narrow_copy) ignore the strides and write elsewhere.
+                if error := raised(lambda host=host: self._call(self.info.op, host)):
+                    check_same_exception(raised(lambda device=device: self._call(self.info.op, device)), error)
+                    continue
+                self._call(self.info.op, device)
+                if not self._undefined(sample) and not self.up_to_sign and not self.tied:
+                    want = tree_map(lambda r, o: torch.empty_like(o).copy_(r), result, outs)
+                    self._compare(self.info.op, sample, device[2]["out"], want)
+            else:
+                self._same(self.info.op, sample, (host, device))
+
+    def _same_error(self, sample: Any) -> None:
+        host, device = self._copies(sample)
+        want = raised(lambda: self._call(self.info.op, host))
+        if want is None:
+            return
+        check_same_exception(raised(lambda: self._call(self.info.op, device)), want)
+
+    # --- what they share -----------------------------------------------------------------------------------------
+
+    def _undefined(self, sample: Any) -> bool:
+        """Whether nobody promises the values of the results."""
+        is_random = tolerances.RANDOM_SAMPLES.get(self.entry.op, lambda sample: False)
+        return self.entry.op in tolerances.VALUES_UNDEFINED or is_random(sample)
+
+    def _copies(self, sample: Any, detach: bool = False) -> tuple[Any, Any]:
+        """The sample's (input, args, kwargs) twice: on the CPU and on the device."""
+        nest = (sample.input, sample.args, dict(sample.kwargs))
+        if detach:
+            nest = tree_map(lambda leaf: leaf.detach() if _is_tensor(leaf) else leaf, nest)
+        input_, args, kwargs = tree_map(lambda leaf: "tpu" if isinstance(leaf, str) and leaf == "cpu" else leaf, nest)
+        device = (to_device(input_), args, kwargs) if self.host_arguments else to_device((input_, args, kwargs))
+        return to_device(nest, "cpu"), device
+
+    @staticmethod
+    def _call(function: Callable[..., Any], inputs: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> Any:
+        torch.manual_seed(0)
+        return function(inputs[0], *inputs[1], **inputs[2])
+
+    def _same(self, function: Callable[..., Any], sample: Any, inputs: tuple[Any, Any]) -> None:
+        host, device = inputs
+        got: list[Any] = []
+        want: list[Any] = []
+        want_error = raised(lambda: want.append(self._call(function, host)))
+        if want_error is not None:
+            check_same_exception(raised(lambda: self._call(function, device)), want_error)
+            return
+        got.append(self._call(function, device))
+        for leaf in tree_leaves(got):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type != "tpu":
+                raise Mismatch("device", f"a result is on {leaf.device}")
+        if self._undefined(sample) or self.up_to_sign:
+            assert_same(tree_map(_blank, got), tree_map(_blank, want))
+        if self.up_to_sign:
+            got, want = ([sample.output_process_fn_grad(r) for r in results] for results in (got, want))
+        if self.tied:
+            compared = tolerances.TIES[self.entry.op]
+            got, want = ([compared(sample, _tensors(results))] for results in (got, want))
+        if not self._undefined(sample) and not self._compare(function, sample, got, want):
+            return
+        if not self._undefined(sample) and not self.up_to_sign and not self.tied:
+            assert_same(_tensors(device), _tensors(host), rtol=self.rtol, atol=self.atol)
+
+    def _compare(self, function: Callable[..., Any], sample: Any, got: Any, want: Any) -> bool:
+        """Raises Mismatch where results differ; False if they equal only the CPU's float32 results, rounded once."""
+        try:
+            assert_same(got, want, strides=not self.up_to_sign, rtol=self.rtol, atol=self.atol)
+        except Mismatch as mismatch:
+            if mismatch.kind != "values" or not self.rounded_once:
+                raise
+            wide = as_float32(self._copies(sample, detach=True)[0])
+            assert_same(got, rounded(self._call(function, wide), want), strides=False)
+            return False
+        return True
+
+
+def _with_reversed_strides(t: torch.Tensor) -> torch.Tensor:
+    order = tuple(reversed(range(t.dim())))
+    return torch.zeros([t.shape[i] for i in order], dtype=t.dtype).permute(order)
+
+
+def _with_another_dtype(t: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(t.shape, dtype=torch.int64)
+
+
+def _blank(leaf: Any) -> Any:
+    """A stand-in with the same dtype, shape and strides, whatever the values."""
+    return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype).zero_() if _is_tensor(leaf) else None
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor)
+
+
+def _tensors(nest: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(nest) if _is_tensor(leaf)]
