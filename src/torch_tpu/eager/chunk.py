@@ -1,10 +1,10 @@
 """Programs of fused eager: a run of recorded operators as one StableHLO module, or as several where it falls apart.
 
-A chunk is described by *code*: for each operator its plan's number, then for each of its values either the number of an
-external buffer, by first use, or ~n for slot n, counted from the chunk's first result. Equal codes with equal
-outputs are the same program, whatever tensors they run on. Operators that have nothing but externals in common (the steps
-of an optimizer for different parameters) are separate parts; parts with equal code share one executable, so that a
-hundred equal parameters compile once.
+A chunk is described by *code*: for each operator its plan's number, then for each of its values either the number of
+an external buffer, by first use, or ~n for slot n, counted from the chunk's first result. Equal codes with equal
+outputs are the same program, whatever tensors they run on. Operators that have nothing but externals in common (the
+steps of an optimizer for different parameters) are separate parts; parts with equal code share one executable, so
+that a hundred equal parameters compile once.
 """
 
 from __future__ import annotations
@@ -130,6 +130,15 @@ def _packed(part: Part, numbers: Sequence[Numbers]) -> list[Buffer]:
         return [client().put(np.asarray(given, types.numpy_dtype(dtype))) for dtype, given in vectors.items()]
 
 
+def separate_numbers(plan: Plan, numbers: Numbers) -> list[Buffer]:
+    """The numbers of one operator as its own program takes them."""
+    with np.errstate(over="ignore"):
+        return [
+            client().put(np.asarray(given, types.numpy_dtype(dtype)).reshape(shape))
+            for (shape, dtype), given in zip(plan.numbers, numbers or (), strict=True)
+        ]
+
+
 def _nodes(code: Sequence[int], plans: Sequence[Plan]) -> list[Node]:
     nodes = []
     place = first = 0
@@ -203,7 +212,7 @@ def _components(nodes: Sequence[Node], members: Sequence[int]) -> list[list[int]
 
 
 def _canonical(nodes: Sequence[Node], members: Sequence[int], wanted: set[int]) -> tuple[Code, list[int], list[int]]:
-    """The code of some of a chunk's operators by themselves, the externals they take, and the wanted slots they fill."""
+    """The code of some of a chunk's operators by themselves, the externals they take, the wanted slots they fill."""
     code: list[int] = []
     externals: dict[int, int] = {}
     slots: dict[int, int] = {}

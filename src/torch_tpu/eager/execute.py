@@ -318,9 +318,7 @@ def _fresh(place: Fresh, value: Value) -> torch.Tensor:
     return view(storage, place.dtype, place.offset, place.sizes, place.strides)
 
 
-def _assemble(
-    tree: Any, value: Callable[[int, Geometry], Value], sig: CallSignature, storages: dict[int, Any]
-) -> Any:
+def _assemble(tree: Any, value: Callable[[int, Geometry], Value], sig: CallSignature, storages: dict[int, Any]) -> Any:
     if isinstance(tree, Fresh):
         storage = storages.get(tree.result)
         if storage is None:

@@ -11,11 +11,12 @@ with the smallest digest. So equal layers are cut into equal chunks, whatever ca
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import CodeType, FrameType
 from typing import NamedTuple
 
@@ -97,6 +98,7 @@ class Graph:
         numbers: see `chunk.Numbers`.
         firsts: the slot of its first result.
         places: the user's code that called it.
+        calls: the first operator of each call. A call for lists records one operator per entry, and is never cut.
         slots: from slot `base` on, each result's Pending value for as long as somebody refers to it.
     """
 
@@ -107,6 +109,8 @@ class Graph:
         self.numbers: list[chunk.Numbers] = []
         self.firsts: list[int] = []
         self.places: list[Place] = []
+        self.calls: list[int] = []
+        self.same_call = False
         self.slots: list[weakref.ref[Pending] | None] = []
         self.base = 0
         self.buffers: list[Buffer] = []
@@ -127,6 +131,8 @@ class Graph:
                 self.buffers.append(buffer)
             wires.append(index)
         first = self.base + len(self.slots)
+        if not self.same_call:
+            self.calls.append(len(self.plans))
         self.plans.append(plan)
         self.wires.append(wires)
         self.numbers.append(numbers)
@@ -135,9 +141,19 @@ class Graph:
         self.slots.extend([None] * len(plan.results))
         for slot, message, kind, shown in plan.checks:
             condition = self.value(first + slot, _SCALAR_BOOL)
-            values = None if shown is None else self.value(first + shown, geometry((), (), plan.results[shown][1]))
-            _unread.append(Unread(condition, message, kind, values, plan.name, self.places[-1]))
+            number = None if shown is None else self.value(first + shown, geometry((), (), plan.results[shown][1]))
+            _unread.append(Unread(condition, message, kind, number, plan.name, self.places[-1]))
         return first
+
+    @contextlib.contextmanager
+    def one_call(self) -> Iterator[None]:
+        """What is recorded inside belongs to one call."""
+        self.calls.append(len(self.plans))
+        self.same_call = True
+        try:
+            yield
+        finally:
+            self.same_call = False
 
     def value(self, slot: int, geometry: Geometry) -> Pending:
         """A new value for a slot."""
@@ -147,7 +163,7 @@ class Graph:
 
     def grown(self) -> None:
         """Runs the first part of a graph that has become long."""
-        if len(self.plans) >= 2 * SHORTEST_CHUNK:
+        if len(self.calls) >= 2 * SHORTEST_CHUNK and not self.same_call:
             with self.lock:
                 self._run(self._cut())
 
@@ -161,57 +177,78 @@ class Graph:
 
     def _cut(self) -> int:
         """The place between two operators whose surroundings have the smallest digest."""
-        digests = [plan.digest for plan in self.plans]
+        plans = self.plans
 
         def digest(n: int) -> int:
-            return ((digests[n - 2] * 3 + digests[n - 1]) * 5 + digests[n]) * 0x9E3779B1 & 0xFFFFFFFF
+            return ((plans[n - 2].digest * 3 + plans[n - 1].digest) * 5 + plans[n].digest) * 0x9E3779B1 & 0xFFFFFFFF
 
-        return min(range(SHORTEST_CHUNK, len(digests)), key=digest)
+        return min(self.calls[SHORTEST_CHUNK:], key=digest)
 
     def _run(self, count: int) -> None:
-        """Runs the first `count` operators."""
-        plans, wires, numbers, places = (
-            self.plans[:count],
-            self.wires[:count],
-            self.numbers[:count],
-            self.places[:count],
-        )
-        later = self.wires[count:]
+        """Runs the first `count` operators. An interruption leaves the graph as it was."""
+        plans, wires, later = self.plans[:count], self.wires[:count], self.wires[count:]
         base = self.base
         end = self.firsts[count] if later else base + len(self.slots)
         used_later = {~w - base for operands in later for w in operands if w < 0 and ~w < end}
-        alive = {}
-        for n, reference in enumerate(self.slots[: end - base]):
-            if reference is not None and (value := reference()) is not None:
-                alive[n] = value
+        alive = self._alive(end - base)
         outputs = tuple(sorted(alive.keys() | used_later))
-
         code: list[int] = []
         externals: dict[int, int] = {}
         for plan, operands in zip(plans, wires, strict=True):
             code.append(plan.number)
             for w in operands:
                 code.append(w + base if w < 0 else externals.setdefault(w, len(externals)))
-        buffers = self.buffers
-        arguments = [buffers[w] for w in externals]
-
-        self.plans, self.wires, self.numbers = self.plans[count:], later, self.numbers[count:]
-        self.firsts, self.places = self.firsts[count:], self.places[count:]
-        self.slots, self.base = self.slots[end - base :], end
+        arguments = [self.buffers[w] for w in externals]
         try:
-            results = chunk.run(chunk.find(tuple(code), outputs, plans), arguments, numbers)
+            results = chunk.run(chunk.find(tuple(code), outputs, plans), arguments, self.numbers[:count])
         except Exception as error:
-            raise translate(error) from error
+            self._run_one_by_one(error)
+            return
         for n, value in alive.items():
             value.fill(results[n])
-        self._rewire(later, buffers, end, base, results)
+        self._forget(count, end, results)
 
-    def _rewire(
-        self, later: list[list[int]], buffers: list[Buffer], end: int, base: int, results: dict[int, Buffer]
-    ) -> None:
-        """Keeps the buffers that operators still waiting read, and no other."""
+    def _alive(self, count: int) -> dict[int, Pending]:
+        """The values of the first `count` slots that somebody refers to."""
+        found = ((n, reference()) for n, reference in enumerate(self.slots[:count]) if reference is not None)
+        return {n: value for n, value in found if value is not None}
+
+    def _run_one_by_one(self, error: Exception) -> None:
+        """After a failure: computes all that can be computed, and says which operator failed.
+
+        Raises:
+            The failure of the first operator that fails by itself; nothing where all succeed.
+        """
+        results: dict[int, Buffer] = {}
+        failure = None
+        for plan, wires, numbers, slot, place in zip(
+            self.plans, self.wires, self.numbers, self.firsts, self.places, strict=True
+        ):
+            inputs = [self.buffers[w] if w >= 0 else results.get(~w) for w in wires]
+            if any(i is None for i in inputs):
+                continue
+            try:
+                made = plan.compiled()([*inputs, *chunk.separate_numbers(plan, numbers)])
+            except Exception as own:
+                failure = failure or _located(own, f"in {plan.name}, called at {where(place)}")
+                continue
+            results.update(zip(range(slot, slot + len(made)), made, strict=True))
+        for n, value in self._alive(len(self.slots)).items():
+            if self.base + n in results:
+                value.fill(results[self.base + n])
+        self._forget(len(self.plans), self.base + len(self.slots), {})
+        if failure is not None:
+            raise failure from error
+
+    def _forget(self, count: int, end: int, results: dict[int, Buffer]) -> None:
+        """Drops the first `count` operators; what later ones need of their results are buffers now."""
+        base, buffers = self.base, self.buffers
+        self.plans, self.wires, self.numbers = self.plans[count:], self.wires[count:], self.numbers[count:]
+        self.firsts, self.places = self.firsts[count:], self.places[count:]
+        self.calls = [n - count for n in self.calls if n >= count]
+        self.slots, self.base = self.slots[end - base :], end
         self.buffers, self._index = [], {}
-        for operands in later:
+        for operands in self.wires:
             for k, w in enumerate(operands):
                 if w >= 0 or ~w < end:
                     buffer = buffers[w] if w >= 0 else results[~w - base]
@@ -220,6 +257,11 @@ class Graph:
                         index = self._index[id(buffer)] = len(self.buffers)
                         self.buffers.append(buffer)
                     operands[k] = index
+
+
+def _located(error: Exception, place: str) -> Exception:
+    translated = translate(error, place)
+    return RuntimeError(f"{error} ({place})") if translated is error else translated
 
 
 def _place() -> Place:

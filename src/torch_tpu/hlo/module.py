@@ -71,7 +71,7 @@ def parameter_types(module: ir.Module) -> list[Any]:
     return list(main(module).type.inputs)
 
 
-def call(callee: ir.Module, operands: Sequence[ir.Value], results: Sequence[Spec]) -> list[Array]:
+def call(callee: ir.Module, operands: Sequence[Any], results: Sequence[Spec]) -> list[Array]:
     """Calls the `main` of another module from the one under construction, which gets one copy of it.
 
     Args:

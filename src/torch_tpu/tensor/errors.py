@@ -43,17 +43,22 @@ def device_mismatch(other: torch.Tensor) -> RuntimeError:
     )
 
 
-def translate(error: Exception) -> Exception:
-    """A PJRT error as PyTorch would raise it."""
+def translate(error: Exception, place: str = "") -> Exception:
+    """A PJRT error as PyTorch would raise it.
+
+    Args:
+        place: where it arose, if that is not where the program is now.
+    """
     text = str(error)
+    place = place or f"at {user_line()}"
     if "RESOURCE_EXHAUSTED" in text or "Out of memory" in text:
         memory.counter.out_of_memory += 1
         held = memory.allocated() / 2**20
         return torch.OutOfMemoryError(
-            f"TPU out of memory at {user_line()}. {held:,.1f} MiB are allocated (peak {memory.peak() / 2**20:,.1f}); "
+            f"TPU out of memory {place}. {held:,.1f} MiB are allocated (peak {memory.peak() / 2**20:,.1f}); "
             f"the largest: {'; '.join(client().largest_live(5)) or 'none'}. torch.tpu.memory_stats() has the counts. "
             f"XLA said: {text.splitlines()[0][:300]}"
         )
     if type(error).__module__.startswith("jaxlib"):
-        return RuntimeError(f"the tpu device failed at {user_line()}: {text[:2000]}")
+        return RuntimeError(f"the tpu device failed {place}: {text[:2000]}")
     return error

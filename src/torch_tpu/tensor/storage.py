@@ -101,7 +101,7 @@ def uninitialised(nbytes: int, dtype: torch.dtype = torch.uint8) -> Value:
     return Value(None, flat_geometry(nbytes, dtype))
 
 
-# Addresses by size: those of up to 2**k bytes are multiples of that, in a range of their own, so that no lock is needed.
+# Storages of up to 2**k bytes have addresses that are multiples of that, in a range of their own: no lock is needed.
 _SMALLEST, _LARGEST = 9, 47
 _pointers = [itertools.count((k << 57) + (1 << k), 1 << k) for k in range(_LARGEST + 1)]
 
@@ -121,9 +121,10 @@ def new_storage(nbytes: int, value: Value) -> torch.UntypedStorage:
 
 
 def new_contiguous(sizes: Sequence[int], dtype: torch.dtype, value: Value) -> torch.Tensor:
-    """A contiguous tensor over a storage of its own that holds `value`: `view(new_storage(...))` at a third of the cost.
+    """A contiguous tensor over a storage of its own that holds `value`.
 
-    PyTorch makes the tensor, whose storage then gets the address and size that `new_storage` would have given it.
+    At a third of the cost of `view(new_storage(...))`: PyTorch makes the tensor, whose storage then gets the address
+    and size that `new_storage` would have given it.
     """
     tensor: torch.Tensor = _make_empty(sizes, dtype)
     storage = tensor.untyped_storage()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -43,13 +42,22 @@ def from_numpy(array: npt.NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
     return _wrap(array)
 
 
+class _Writable:
+    """Read-only memory as numpy's array interface for writable memory: torch warns about the former, though what is
+    made here is only ever read. Keeps the memory's owner alive."""
+
+    __slots__ = ("__array_interface__", "_owner")
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self._owner = array
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+
+
 def _wrap(array: npt.NDArray[Any]) -> torch.Tensor:
-    if not array.flags.writeable and array.size:
-        # torch warns about read-only memory, although what is made here is only ever read.
-        memory = (ctypes.c_char * array.nbytes).from_address(array.__array_interface__["data"][0])
-        memory._owner = array  # type: ignore[attr-defined]  # keeps the device buffer alive
-        array = np.ndarray(array.shape, array.dtype, memoryview(memory), strides=array.strides)
-    return torch.from_numpy(array if array.size else array.copy())
+    if not array.size:
+        return torch.from_numpy(array.copy())
+    return torch.from_numpy(array if array.flags.writeable else np.asarray(_Writable(array)))
 
 
 def upload(tensor: torch.Tensor) -> Buffer:
