@@ -8,7 +8,7 @@ BIN := .venv/bin
 READY := .venv/ready
 INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test conformance check bench wheel clean
+.PHONY: demo test conformance operators check bench wheel clean
 
 demo: $(READY)
 	$(BIN)/torch-tpu demo --output demo-output
@@ -20,6 +20,11 @@ test: $(READY)
 # Continues where it stopped. Options: make conformance OPTIONS="--ops '^linalg' --dtypes float32 --samples 3"
 conformance: $(READY)
 	$(BIN)/python -m tests.conformance $(OPTIONS)
+	$(BIN)/python -m tests.programs --count 2000
+
+# Which operators the device answers, and how: docs/operators.md
+operators: $(READY)
+	$(BIN)/torch-tpu operators --output docs/operators.md
 
 check: $(READY)
 	$(BIN)/ruff check .

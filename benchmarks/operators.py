@@ -170,6 +170,7 @@ def convolution() -> None:
     conv("conv2d 8×128×28×28, 1×1", F.conv2d, (8, 128, 28, 28), (256, 128, 1, 1))
     conv("conv2d 8×96×56×56, depthwise 3×3", F.conv2d, (8, 96, 56, 56), (96, 1, 3, 3), padding=1, groups=96)
     conv("conv2d 8×64×28×28, 4 groups 3×3", F.conv2d, (8, 64, 28, 28), (64, 16, 3, 3), padding=1, groups=4)
+    conv("conv2d 8×128×28×28, 32 groups 3×3", F.conv2d, (8, 128, 28, 28), (128, 4, 3, 3), padding=1, groups=32)
     conv("conv3d 2×16×16×32×32, 3×3×3", F.conv3d, (2, 16, 16, 32, 32), (16, 16, 3, 3, 3), padding=1)
     conv("conv_transpose2d 8×64×28×28, 4×4 stride 2", F.conv_transpose2d, (8, 64, 28, 28), (64, 32, 4, 4), stride=2)
 
@@ -262,14 +263,14 @@ def training() -> None:
     both("cross_entropy 512×32000", F.cross_entropy, lambda t: (t(512, 32000), t.integers(32000, 512)))
     both("mse_loss 2048×1024", F.mse_loss, lambda t: (t(2048, 1024), t(2048, 1024)))
     forward("dropout 2048×1024", lambda x: F.dropout(x, 0.1), lambda t: (t(2048, 1024),))
-    CASES["adam step, fused 4 × 512×512"] = adam_step
+    CASES["adam step, fused 4 × 1024×1024"] = adam_step
     both("LSTM 32×64×128", apply, lambda t: (t.module(torch.nn.LSTM(128, 128)), t(64, 32, 128)))
     both("GRU 32×64×128", apply, lambda t: (t.module(torch.nn.GRU(128, 128)), t(64, 32, 128)))
 
 
 def adam_step(make: Make) -> Call:
     make.grad = True
-    parameters = [make(512, 512) for _ in range(4)]
+    parameters = [make(1024, 1024) for _ in range(4)]
     for p in parameters:
         p.grad = torch.ones_like(p)
     return torch.optim.AdamW(parameters, fused=True).step
@@ -336,6 +337,7 @@ def measure(case: Case, rounds: int) -> tuple[float, float, float]:
 
 
 def main() -> int:
+    os.environ["TORCH_TPU_FALLBACK"] = "error"
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", metavar="REGEX", help="the operators whose name this matches")
     parser.add_argument("--rounds", type=int, default=ROUNDS)

@@ -5,6 +5,7 @@ What takes long to import or may be missing is imported by the command that need
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform as python_platform
@@ -12,6 +13,7 @@ import re
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -107,6 +109,41 @@ def demo(
         typer.echo(f"The demo needs {error.name}. Run `pip install 'torch-tpu[demo]'`.", err=True)
         raise typer.Exit(1) from None
     raise typer.Exit(run_demo(quick=quick, output=output))
+
+
+@app.command()
+def operators(
+    output: Annotated[Path | None, typer.Option(help="The file to write; without it, the terminal.")] = None,
+) -> None:
+    """Tells how the device answers each of PyTorch's operators.
+
+    Takes half a minute: what can't be known from the operator's kernel is tried.
+    """
+    import torch  # noqa: F401  (registers the device)
+
+    from torch_tpu.eager import reach
+    from torch_tpu.operators import page
+
+    with _without_stderr():
+        answers = reach.answers()
+    text = page(answers)
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        output.write_text(text)
+
+
+@contextlib.contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Drops what PyTorch's C++ code writes: many operators are deprecated, and say so."""
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _disk_cache() -> disk_cache.DiskCache:

@@ -89,10 +89,10 @@ class OptimizerRun:
         """What one side saved, the other loads and goes on with."""
         if raised(lambda: self._trained("cpu", options)) is not None or self.differentiable:
             return
-        want = self._trained("cpu", options)
+        want = self._trained("cpu", options, then="cpu")
         for first, second in (("cpu", "tpu"), ("tpu", "cpu")):
             got = self._trained(first, options, then=second)
-            self._same(got, want, lambda: self._trained("cpu", options, wide=True))
+            self._same(got, want, lambda: self._trained("cpu", options, wide=True, then="cpu"))
 
     def _error(self, error_input: Any) -> None:
         config = error_input.optimizer_error_input

@@ -190,3 +190,36 @@ def test_double_backward() -> None:
 
     with no_fallback():
         check(run, leaf(2, 3, 7, 7), leaf(4, 3, 3, 3), **SUM)
+
+
+@pytest.mark.parametrize(
+    ("function", "x", "weight", "options"),
+    [
+        (F.conv2d, (2, 6, 9, 8), (6, 1, 3, 3), {"padding": 1, "stride": 2, "groups": 6}),  # depthwise
+        (F.conv2d, (2, 3, 9, 8), (6, 1, 3, 2), {"dilation": 2, "groups": 3}),  # two results for each channel
+        (F.conv1d, (2, 4, 30), (4, 1, 7), {"padding": 3, "groups": 4}),
+        (F.conv3d, (1, 3, 5, 4, 6), (3, 1, 2, 3, 3), {"padding": 1, "groups": 3}),
+        (F.conv_transpose2d, (2, 4, 5, 6), (4, 1, 3, 3), {"stride": 2, "padding": 1, "groups": 4}),
+        (F.conv2d, (2, 8, 6, 7), (12, 2, 3, 3), {"padding": 1, "groups": 4}),  # one by one
+        (F.conv2d, (2, 32, 5, 6), (32, 2, 3, 3), {"stride": 2, "groups": 16}),  # two groups in each
+        (F.conv2d, (1, 22, 5, 6), (22, 2, 1, 1), {"groups": 11}),  # left to XLA
+        (F.conv_transpose2d, (2, 6, 5, 6), (6, 2, 3, 3), {"stride": 2, "groups": 3, "output_padding": 1}),
+        (
+            F.conv3d,
+            (2, 3, 5, 6, 7),
+            (4, 3, 3, 2, 3),
+            {"padding": (1, 0, 1), "stride": (2, 1, 2), "dilation": (1, 2, 1)},
+        ),
+        (F.conv3d, (2, 4, 5, 6, 7), (4, 2, 2, 3, 3), {"groups": 2}),
+        (F.conv_transpose3d, (2, 3, 3, 4, 4), (3, 4, 3, 3, 2), {"stride": (2, 1, 2), "output_padding": (1, 0, 1)}),
+    ],
+)
+def test_grouped_and_3d(function: Any, x: tuple[int, ...], weight: tuple[int, ...], options: dict[str, Any]) -> None:
+    check(lambda x, w: function(x, w, **options), leaf(*x), leaf(*weight), rtol=1e-4, atol=1e-5)
+
+
+def test_a_depthwise_convolution_keeps_infinities_apart() -> None:
+    x = torch.ones(1, 4, 4, 4)
+    x[0, 1] = torch.inf
+    check(lambda x, w: F.conv2d(x, w, groups=4), x, torch.ones(4, 1, 2, 2))
+    check(lambda x, w: F.conv2d(x, w, groups=2), x, torch.ones(4, 2, 2, 2))

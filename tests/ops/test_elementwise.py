@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -393,3 +394,49 @@ def test_number_as_operand_of_out() -> None:
     for device in ("cpu", "tpu"):
         with pytest.raises(RuntimeError, match=r"bitwise_and|not implemented for 'Float'"):
             torch.ones(2, device=device).bitwise_and_(1)
+
+
+def test_bool_with_numbers_of_other_kinds() -> None:
+    """A shift by a number makes an integer; a complex number in a bool says whether it is zero."""
+
+    def run(x: torch.Tensor) -> Any:
+        return x << 1, x >> 1, x.masked_fill(x, 1j), x.masked_fill(x, 0j), x.clone().masked_fill_(~x, 1 + 2j)
+
+    check(run, torch.tensor([True, False]))
+    for device in ("cpu", "tpu"):
+        flags = torch.tensor([True, False], device=device)
+        with pytest.raises(RuntimeError, match="Converting complex Scalar to non-complex type is not supported"):
+            flags.index_fill(0, torch.tensor([0], device=device), 1j)
+
+
+def test_number_to_the_power_of_a_permuted_tensor_is_contiguous() -> None:
+    check(lambda x: (2**x, 1.5**x, x**2), torch.randn(2, 3, 4).permute(2, 0, 1))
+
+
+def test_false_times_infinity_is_nan() -> None:
+    """XLA makes a selection of a product with a converted bool, and a product of a division by a broadcast tensor."""
+
+    def run(flags: torch.Tensor, x: torch.Tensor) -> Any:
+        quotients = flags / flags, flags[:, None] / flags
+        return flags * x, x * flags, quotients, flags * math.inf, flags * -torch.ones_like(x)
+
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.complex64):
+        check(run, torch.tensor([False, True]), torch.tensor([math.inf, 2.0], dtype=dtype))
+
+
+def test_integers_of_nothing_divided_by_zero() -> None:
+    def run(x: torch.Tensor) -> Any:
+        zero = torch.zeros((), dtype=torch.int32, device=x.device)
+        return x // 0, x % 0, torch.fmod(x, zero), torch.div(x, zero, rounding_mode="trunc"), x.clone().floor_divide_(0)
+
+    check(run, torch.zeros(0, 3, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("function", [torch.sin, torch.cos])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sine_of_many_numbers(function: Any, dtype: torch.dtype) -> None:
+    # From 16,384 elements on it is computed without the C library, and with it where a number is large.
+    x = torch.cat([torch.linspace(-30, 30, 9000), torch.randn(9000) * 1e5]).clamp(-1e6, 1e6).to(dtype)
+    x[:8] = torch.tensor([0.0, -0.0, math.pi, -math.pi / 2, math.nan, 1e-30, 355.0, 710.0])
+    check(function, x)
+    check(function, torch.cat([x, torch.tensor([math.inf, -math.inf, 1.5e6, 3e38, -1e30], dtype=dtype)]))

@@ -115,3 +115,8 @@ def test_quantization_aware_training() -> None:
     torch.testing.assert_close(got.cpu(), want)
     torch.testing.assert_close(on_device[0].weight.grad.cpu(), on_host[0].weight.grad)
     torch.testing.assert_close(on_device[0].weight_fake_quant.scale.cpu(), on_host[0].weight_fake_quant.scale)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_dequantize_of_plain_numbers(dtype: torch.dtype) -> None:
+    check(torch.dequantize, torch.tensor([0.5, -2.0], dtype=dtype))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.compare import check, check_opinfo
+from tests.compare import assert_same, check, check_opinfo
 from torch_tpu import metrics
 
 f32, bf16, i64, b8, c64 = torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64
@@ -186,6 +186,7 @@ def test_wrong_indices(function: Callable[..., Any], error: type[Exception], mes
     x = torch.arange(12.0, device="tpu").reshape(3, 4)
     with pytest.raises(error, match=message):
         function(x, torch.tensor([5], device="tpu"))
+        torch.tpu.synchronize()  # in fused mode the error comes when the program runs
     assert torch.equal(x.cpu(), torch.arange(12.0).reshape(3, 4)), "written although an index was out of range"
 
 
@@ -234,3 +235,30 @@ def test_crops_by_interpolation() -> None:
 
     boxes = torch.tensor([[0.0, 0.0, 8.0, 6.0], [1.3, 2.2, 5.9, 4.4], [-3.0, -1.0, 20.0, 9.0]])
     check(crop, torch.randn(2, 9, 7, requires_grad=True), boxes, rtol=1e-4, atol=1e-4)
+
+
+NOTHING: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "index": lambda x, i: (x[i], x.t()[:, i], x[[6]]),
+    "index_put": lambda x, i: (x.index_put_((i,), x[:1]), x.__setitem__(i, 1.0)),
+    "index_fill": lambda x, i: x.index_fill(0, i, 1.0),
+    "index_add": lambda x, i: x.index_add(0, i, x[:1]),
+    "index_copy": lambda x, i: x.index_copy(0, i, x[:1]),
+    "index_reduce": lambda x, i: x.index_reduce(0, i, x[:1], "amax"),
+    "index_select": lambda x, i: x.index_select(0, i),
+    "index_select of no rows": lambda x, i: x.t().index_select(0, i),
+    "embedding": lambda x, i: torch.embedding(x, i),
+    "add to an empty row": lambda x, i: x[0].index_add(0, i, torch.ones(1, device=x.device)),
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_bounds_where_slices_have_no_elements(name: str) -> None:
+    """Some of the CPU's kernels look at indices that nothing is read or written by, others don't."""
+    hosts = torch.zeros(3, 0), torch.tensor([6])
+    outcomes = []
+    for device in ("cpu", "tpu"):
+        try:
+            outcomes.append(NOTHING[name](*(t.to(device) for t in hosts)))
+        except (IndexError, RuntimeError) as error:
+            outcomes.append((type(error).__name__, str(error)))
+    assert_same(outcomes[1], outcomes[0])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.compare import assert_same, to_device
+from tests.compare import assert_same, no_fallback, to_device
 
 Function = Callable[..., Any]
 
@@ -155,3 +155,29 @@ def test_refused_dtypes(x: torch.Tensor) -> None:
     same_outcome(lambda x: torch.pow(x, x), x)
     same_outcome(lambda x: torch._foreach_lerp([x], [x], 0.5), x)
     same_outcome(lambda x: torch._foreach_floor_([x]), x)
+    same_outcome(lambda x: torch._foreach_frac([x]), x)
+    same_outcome(lambda x: torch._foreach_addcdiv([x], [x], [x]), x)
+
+
+def test_what_the_cpu_refuses_too_is_no_fallback() -> None:
+    with no_fallback():
+        same_outcome(lambda x: torch._foreach_mm([x.reshape(1, 2)], [x.reshape(2, 1)]), BOOLS)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int64, torch.float32])
+def test_bounds_that_do_not_fit(dtype: torch.dtype) -> None:
+    x = torch.tensor([44, 2], dtype=dtype)
+    for low, high in ((-5, 300), (None, 300), (-500, None), (0, 3), (1, 500.0)):
+        same_outcome(lambda x: x.clamp(low, high), x)  # noqa: B023
+        same_outcome(lambda x: x.clamp_(min=low, max=high), x)  # noqa: B023
+    same_outcome(lambda x: torch.nn.functional.hardtanh(x, -300, 300), x)
+    same_outcome(lambda x: torch.where(x > 3, 300, x), x)
+    same_outcome(lambda x: torch.where(x > 3, x, -1), x)
+
+
+def test_index_select_refuses() -> None:
+    x = torch.arange(24.0).reshape(2, 3, 4)
+    for dim, index in ((1, 3), (1, -1), (0, 2), (2, -1)):
+        same_outcome(lambda x, i: x.index_select(dim, i), x, torch.tensor([index]))  # noqa: B023
+    for dtype in (torch.int8, torch.bool, torch.float32):
+        same_outcome(lambda x, i: x.index_select(1, i), x, torch.tensor([1, 0], dtype=dtype))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -189,3 +191,13 @@ def test_grouped_mm(dtype: torch.dtype, ends: list[int]) -> None:
     )
     check(lambda a, b, o: torch._grouped_mm(a, b, offs=o), columns, torch.randn(264, 8, dtype=dtype), offs, **tolerance)
     check(torch._grouped_mm, torch.randn(4, 8, 16, dtype=dtype), matrices.detach(), **tolerance)
+
+
+def test_empty_bools() -> None:
+    """The CPU multiplies matrices of bools where there is nothing to multiply."""
+
+    def run(none: torch.Tensor, some: torch.Tensor) -> Any:
+        products = none @ none.t(), none.t() @ none, none @ some, torch.bmm(none[None], none.t()[None])
+        return products, torch.nn.functional.linear(none, some.expand(2, 3), some[:2])
+
+    check(run, torch.zeros(0, 3, dtype=torch.bool), torch.ones(3, dtype=torch.bool))

@@ -35,6 +35,17 @@ def test_batch_norm_writes_statistics_and_results() -> None:
     check(with_update, x, ones, zeros, zeros, ones, _empty(), _empty(), _empty(), reserve)
 
 
+def test_every_gradient_of_a_convolution() -> None:
+    x, w, grad = torch.randn(1, 2, 4, 4), torch.randn(3, 2, 2, 2), torch.randn(1, 3, 3, 3)
+
+    def run(grad, x, w, *outs):
+        names = dict(zip(("grad_input", "grad_weight", "grad_bias"), outs, strict=True))
+        return aten._slow_conv2d_backward.grad_input(grad, x, w, [2, 2], [1, 1], [0, 0], **names)
+
+    # The CPU wants the weight's and the bias' gradients in their shapes.
+    check(run, grad, x, w, _empty(), torch.zeros(3, 2, 2, 2), torch.zeros(3), rtol=1e-5, atol=1e-5)
+
+
 def test_rrelu_with_noise() -> None:
     x = torch.tensor([-2.0, 0.0, 3.0])
     check(lambda x, noise, out: aten.rrelu_with_noise.out(x, noise, 0.1, 0.3, False, out=out), x, x, _empty())
@@ -62,6 +73,7 @@ def test_normal_of_a_tensors_shape() -> None:
         (torch.mvlgamma, (torch.tensor([3.0, 4.5]), 2), torch.float32),
         (torch.fft.ifft, (torch.arange(4) + 0j,), torch.complex64),
         (torch._C._nn.adaptive_avg_pool2d, (torch.arange(16.0).reshape(1, 4, 4), (2, 2)), torch.float32),
+        (aten.range.out_, (1, 4), torch.float32),
         (aten._stack, ([torch.zeros(2), torch.ones(2)], 1), torch.float32),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

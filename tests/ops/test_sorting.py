@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -201,3 +202,21 @@ def test_rows_of_sparse_matrices(dtype: torch.dtype, out_int32: bool) -> None:
         check(torch._convert_indices_from_csr_to_coo, beginnings, columns, **options)
         batch = torch.stack([beginnings, torch.tensor([0, 0, 1, 3], dtype=dtype)])
         check(torch._convert_indices_from_csr_to_coo, batch, torch.stack([columns, columns.flip(0)]), **options)
+
+
+@pytest.mark.parametrize("bits", [8, 40, 63])
+def test_long_integers_of_any_range(bits: int) -> None:
+    # Above 4,096 elements, numbers of few bits are sorted packed with their positions.
+    x = torch.randint(-(2 ** (bits - 1)), 2 ** (bits - 1), (5, 1000))
+    for descending in (False, True):
+        check(lambda x, d=descending: x.sort(dim=1, descending=d, stable=True), x)
+    check(lambda x: x.sort(dim=0, stable=True), x)
+    check(lambda x: x.unique(return_inverse=True, return_counts=True), x)
+    extremes = torch.tensor([torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max, 0, -1]).repeat(2000)
+    check(lambda x: x.sort(stable=True), extremes)
+
+
+@pytest.mark.parametrize("number", [True, 1 + 1j, 2.5])
+def test_one_number_needs_no_order(number: Any) -> None:
+    """The CPU returns a tensor without dimensions as it is, even where its dtype is refused otherwise."""
+    check(lambda x: (x.kthvalue(1, 0), x.mode(0), x.cummax(0), x.cummin(0)), torch.tensor(number))

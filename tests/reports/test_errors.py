@@ -92,8 +92,14 @@ def test_device_index_that_is_not_there() -> None:
             make()
 
 
-@pytest.mark.parametrize("make", [lambda d: torch.zeros(2, dtype=torch.complex32, device=d),
-                                  lambda d: torch.zeros(2, dtype=torch.complex32).to(d)])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda d: torch.zeros(2, dtype=torch.complex32, device=d),
+        lambda d: torch.zeros(2, dtype=torch.complex32).to(d),
+        lambda d: torch.complex(*[torch.zeros(2, dtype=torch.float16, device=d)] * 2),
+    ],
+)
 def test_dtype_that_the_device_has_not(make: Callable[[str], torch.Tensor]) -> None:
     """An unsupported dtype named as such: pytorch/xla#9486."""
     with pytest.raises(TypeError, match=r"tpu device does not support torch\.complex32"):

@@ -26,6 +26,7 @@ from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import module, types
 from torch_tpu.hlo.array import Array
 from torch_tpu.runtime.client import Buffer, Executable, client
+from torch_tpu.runtime.cpu_options import options_for
 
 # For each number parameter of a plan the numbers given for it; None for a plan without such parameters.
 Numbers = Sequence[Sequence[Any]] | None
@@ -259,10 +260,12 @@ def _compile(nodes: Sequence[Node], outputs: Sequence[int]) -> Compiled:
     with module.building:
         built, results = module.build("fused", target, parameters, body)
         used = module.drop_unused_parameters(built)
-    for node in nodes:
-        target.custom_calls |= node.plan.custom_calls
+    operations = set().union(*(node.plan.operations for node in nodes))
     executable = client().compile(
-        built, [(shape, types.numpy_dtype(dtype)) for shape, dtype in results], custom_calls=target.custom_calls
+        built,
+        [(shape, types.numpy_dtype(dtype)) for shape, dtype in results],
+        options=options_for(operations) if client().is_host_memory else None,
+        custom_calls=set().union(*(node.plan.custom_calls for node in nodes)),
     )
     metrics.count("fused_program")
     return Compiled(executable, tuple(sizes), None if all(used) else tuple(used))

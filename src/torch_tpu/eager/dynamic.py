@@ -167,3 +167,11 @@ def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) 
     if least < 0:
         raise RuntimeError("repeats can not be negative")
     return _front(run(repeats, _padded_size(total), False), (total,))
+
+
+@kernel("_padded_dense_to_jagged_forward")
+def padded_to_jagged(dense: torch.Tensor, offsets: Sequence[torch.Tensor], total_L: int | None = None) -> torch.Tensor:
+    if total_L is None:
+        (total_L,) = _read(offsets[0][-1:].clone())
+    packed: torch.Tensor = program(torch.ops.aten._padded_dense_to_jagged_forward.default)(dense, offsets, total_L)
+    return packed

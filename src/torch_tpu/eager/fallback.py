@@ -40,8 +40,9 @@ def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], 
     host_args = tuple(_to_host(v, moved) for v in args)
     host_kwargs = {k: _to_host(v, moved) for k, v in kwargs.items()}
     host_kwargs.pop("pin_memory", None)
+    result = call(func, host_args, host_kwargs)
+    # What the CPU refuses too is no matter of the fallback.
     if policy == "error":
-        call(func, host_args, host_kwargs)  # What the CPU refuses too is no matter of the fallback.
         raise NotImplementedError(
             f"{name} can't run on the tpu device (at {user_line()}): {reason}. "
             "TORCH_TPU_FALLBACK=error forbids running it on the CPU."
@@ -54,7 +55,6 @@ def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], 
             "torch_tpu.metrics.report() counts such calls; TORCH_TPU_FALLBACK=allow silences this.",
             stacklevel=3,
         )
-    result = call(func, host_args, host_kwargs)
 
     originals: dict[int, torch.Tensor] = {}
     for a, value in zip(signature(func).arguments, args, strict=False):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from torch_tpu.eager.fallback import cpu_error
 from torch_tpu.eager.kernels import kernel, program
 
 aten = torch.ops.aten
@@ -50,6 +51,10 @@ def _checked(func: OpOverload, position: int) -> Callable[..., torch.Tensor]:
                 dtype = torch.int64 if isinstance(value, int) else torch.get_default_dtype()
             if dtype is not None:
                 check_fits(value, dtype)
+            if dtype is torch.bool and isinstance(value, complex):
+                if error := cpu_error(func, (first, *arguments), options):
+                    raise error
+                arguments = (*arguments[:position], bool(value), *arguments[position + 1 :])
         return run(first, *arguments, **options)
 
     return kernel
@@ -70,3 +75,52 @@ for _func, _position in (
     (aten.scatter_.value, 2),
 ):
     kernel(_func.name().partition("::")[2])(_checked(_func, _position))
+
+
+def _shifted(func: OpOverload) -> Callable[..., torch.Tensor]:
+    """PyTorch's meta kernel knows no shift of a bool; by a number, it is one of an integer."""
+    run = program(func)
+
+    def kernel(x: torch.Tensor, amount: Any) -> torch.Tensor:
+        return run(x.to(torch.result_type(x, amount)) if x.dtype is torch.bool else x, amount)
+
+    return kernel
+
+
+for _func in (aten.__lshift__.Scalar, aten.__rshift__.Scalar):
+    kernel(_func.name().partition("::")[2])(_shifted(_func))
+
+
+def _checked_bounds(func: OpOverload) -> Callable[..., torch.Tensor]:
+    run = program(func)
+
+    def kernel(x: torch.Tensor, *bounds: Any, **named: Any) -> torch.Tensor:
+        if not x.dtype.is_floating_point:
+            numbers = [v for v in (*bounds, *named.values()) if isinstance(v, int)]
+            if not all(_fits(v, x.dtype) for v in numbers) and (error := cpu_error(func, (x, *bounds), named)):
+                raise error
+        return run(x, *bounds, **named)
+
+    return kernel
+
+
+for _func in (
+    aten.clamp.default,
+    aten.clamp_.default,
+    aten.clamp_max.default,
+    aten.clamp_max_.default,
+    aten.clamp_min.default,
+    aten.clamp_min_.default,
+    aten.hardtanh.default,
+    aten.hardtanh_.default,
+    aten.threshold.default,
+    aten.threshold_.default,
+):
+    kernel(_func.name().partition("::")[2])(_checked_bounds(_func))
+
+
+@kernel("scalar_tensor")
+def scalar_tensor(value: complex, **options: Any) -> torch.Tensor:
+    check_fits(value, options.get("dtype") or torch.get_default_dtype())
+    result: torch.Tensor = program(aten.scalar_tensor.default)(value, **options)
+    return result

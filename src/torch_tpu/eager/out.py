@@ -45,6 +45,8 @@ class OutKernel:
             if isinstance(value, torch.Tensor) and value.device.type != "tpu" and value.dim():
                 raise device_mismatch(value)
         check_overlap(self.func, args, kwargs)
+        # The form without a mask wants every result.
+        given.setdefault("output_mask", [True] * len(outs))
         if self.takes_dtype:
             given["dtype"] = outs[0].dtype
             given["device"] = outs[0].device

@@ -21,6 +21,7 @@ from torch_tpu.hlo.array import Array
 from torch_tpu.ops.random_bits import Rng
 from torch_tpu.ops.trace import Base, Data, Tracer
 from torch_tpu.runtime.client import Executable, client
+from torch_tpu.runtime.cpu_options import options_for
 from torch_tpu.tensor.storage import Geometry, geometry
 
 
@@ -105,7 +106,7 @@ class Plan:
     Attributes:
         number: unique in this process.
         digest: equal for equal programs, in any process.
-        module: its StableHLO; `custom_calls` are the functions it calls.
+        module: its StableHLO; `operations` are those it consists of, `custom_calls` the functions it calls.
         values, numbers, results: the shapes and dtypes of its parameters that are values, of the others, and of what
             it returns.
         bases, starts, data, hosts: which of a call's input values, view starts, numbers and host scalars are arguments,
@@ -129,6 +130,7 @@ class Plan:
         "name",
         "number",
         "numbers",
+        "operations",
         "results",
         "returned",
         "starts",
@@ -144,6 +146,7 @@ class Plan:
         built: Any,
         parameters: Sequence[module.Spec],
         results: list[module.Spec],
+        operations: set[str],
         custom_calls: set[str],
         *,
         bases: tuple[int, ...],
@@ -163,6 +166,7 @@ class Plan:
         self.values = tuple(parameters[: len(bases)])
         self.numbers = tuple(parameters[len(bases) :])
         self.results = results
+        self.operations = operations
         self.custom_calls = custom_calls
         self.bases = bases
         self.starts = starts
@@ -181,6 +185,7 @@ class Plan:
             self.executable = client().compile(
                 self.module,
                 [(shape, types.numpy_dtype(dtype)) for shape, dtype in self.results],
+                options=options_for(self.operations) if client().is_host_memory else None,
                 custom_calls=self.custom_calls,
             )
         return self.executable
@@ -316,6 +321,7 @@ def make_plan(call: Call) -> Plan:
         target = module.Target(client().platform_name)
         built, results = module.build(call.name, target, builder.specs, builder.body)
         used = module.drop_unused_parameters(built)
+        operations = module.operations(built)
     arguments = [p for p, is_used in zip(builder.parameters, used, strict=True) if is_used]
     metrics.count("program")
     return Plan(
@@ -323,6 +329,7 @@ def make_plan(call: Call) -> Plan:
         built,
         [spec for spec, is_used in zip(builder.specs, used, strict=True) if is_used],
         results,
+        operations,
         target.custom_calls,
         bases=tuple(i for kind, i in arguments if kind == "base"),
         starts=tuple((i, call.inputs[i].starts) for kind, i in arguments if kind == "starts"),

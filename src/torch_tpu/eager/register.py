@@ -39,8 +39,8 @@ HANDWRITTEN_MODULES = (
     "torch_tpu.eager.observer",
 )
 
-# Composite kernels that refuse every device they don't know, or stack nothing but CPU tensors.
-_NAMES_ITS_DEVICES = frozenset({"aten::mode.values", "aten::_stack.out"})
+# Composite kernels that are right for PyTorch's own devices only: they refuse others, or write to their memory.
+_NAMES_ITS_DEVICES = frozenset({"aten::mode.values", "aten::_stack.out", "aten::range.out_"})
 # `out=` forms of composite operators that call it in turn.
 _CALLED_BY_ITS_TWIN = frozenset({"aten::sspaddmm.out"})
 

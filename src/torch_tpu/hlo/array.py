@@ -304,6 +304,9 @@ def convert(x: Array, dtype: torch.dtype) -> Array:
         return x.ne(0)
     if x.dtype.is_complex and not dtype.is_complex:
         return convert(real(x), dtype)
+    if x.dtype is torch.bool and (dtype.is_floating_point or dtype.is_complex):
+        # As a conversion, XLA takes a product with it for a selection: false times infinity would be 0.
+        return select(x, constant(1, dtype), constant(0, dtype))
     if x.dtype.is_floating_point and dtype in (torch.uint8, torch.uint16, torch.uint32, torch.int8, torch.int16):
         # Out of range, C++ goes through a wider integer and wraps where XLA would saturate.
         return convert(convert(x, torch.int64 if dtype is torch.uint32 else torch.int32), dtype)
@@ -329,7 +332,8 @@ def imag(x: Array) -> Array:
 
 def complex_(re: ArrayLike, im: ArrayLike) -> Array:
     re, im = _pair(re, im)
-    return Array(stablehlo.complex(re.value, im.value), re.shape, types.COMPLEX_OF[re.dtype])
+    dtype = types.complex_of(re.dtype)
+    return Array(stablehlo.complex(re.value, im.value), re.shape, dtype)
 
 
 def conj(x: Array) -> Array:
@@ -353,11 +357,19 @@ def _pair(x: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
     return x, y
 
 
-def _binary(name: str) -> Callable[[ArrayLike, ArrayLike], Array]:
+def _require_real(name: str, x: Array) -> None:
+    """XLA takes complex numbers for some of these, and ends the process when it compiles them."""
+    if x.dtype.is_complex:
+        raise TypeError(f"{name} is not defined for complex numbers")
+
+
+def _binary(name: str, *, real: bool = False) -> Callable[[ArrayLike, ArrayLike], Array]:
     build = getattr(stablehlo, name)
 
     def operation(x: ArrayLike, y: ArrayLike) -> Array:
         x, y = _pair(x, y)
+        if real:
+            _require_real(name, x)
         return _result_of(build(x.value, y.value), x)
 
     operation.__name__ = name
@@ -368,11 +380,11 @@ add = _binary("add")
 subtract = _binary("subtract")
 multiply = _binary("multiply")
 divide = _binary("divide")
-remainder = _binary("remainder")
-maximum = _binary("maximum")
-minimum = _binary("minimum")
+remainder = _binary("remainder", real=True)
+maximum = _binary("maximum", real=True)
+minimum = _binary("minimum", real=True)
 power = _binary("power")
-atan2 = _binary("atan2")
+atan2 = _binary("atan2", real=True)
 and_ = _binary("and_")
 or_ = _binary("or_")
 xor = _binary("xor")
@@ -384,6 +396,8 @@ shift_right_logical = _binary("shift_right_logical")
 def compare(x: ArrayLike, y: ArrayLike, direction: str) -> Array:
     """`direction` is EQ, NE, LT, LE, GT or GE. Floats compare as IEEE 754 says: NaN equals nothing."""
     x, y = _pair(x, y)
+    if direction not in ("EQ", "NE"):
+        _require_real("an order", x)
     attribute = stablehlo.ComparisonDirectionAttr.get(direction)
     return Array(stablehlo.compare(x.value, y.value, attribute), x.shape, torch.bool)
 
@@ -408,10 +422,12 @@ def clamp(low: ArrayLike, x: Array, high: ArrayLike) -> Array:
 # --- elementwise: one operand ------------------------------------------------------------------------------------
 
 
-def _unary(name: str, dialect: Any = stablehlo) -> Callable[[Array], Array]:
+def _unary(name: str, dialect: Any = stablehlo, *, real: bool = False) -> Callable[[Array], Array]:
     build = getattr(dialect, name)
 
     def operation(x: Array) -> Array:
+        if real:
+            _require_real(name, x)
         return _result_of(build(x.value), x)
 
     operation.__name__ = name
@@ -421,10 +437,10 @@ def _unary(name: str, dialect: Any = stablehlo) -> Callable[[Array], Array]:
 negate = _unary("negate")
 not_ = _unary("not_")
 sign = _unary("sign")
-floor = _unary("floor")
-ceil = _unary("ceil")
-round_nearest_even = _unary("round_nearest_even")
-round_nearest_afz = _unary("round_nearest_afz")
+floor = _unary("floor", real=True)
+ceil = _unary("ceil", real=True)
+round_nearest_even = _unary("round_nearest_even", real=True)
+round_nearest_afz = _unary("round_nearest_afz", real=True)
 sqrt = _unary("sqrt")
 rsqrt = _unary("rsqrt")
 exp = _unary("exponential")
@@ -444,12 +460,12 @@ atan = _unary("atan", chlo)
 atanh = _unary("atanh", chlo)
 sinh = _unary("sinh", chlo)
 cosh = _unary("cosh", chlo)
-erf = _unary("erf", chlo)
-erfc = _unary("erfc", chlo)
-erf_inv = _unary("erf_inv", chlo)
-lgamma = _unary("lgamma", chlo)
-digamma = _unary("digamma", chlo)
-bessel_i1e = _unary("bessel_i1e", chlo)
+erf = _unary("erf", chlo, real=True)
+erfc = _unary("erfc", chlo, real=True)
+erf_inv = _unary("erf_inv", chlo, real=True)
+lgamma = _unary("lgamma", chlo, real=True)
+digamma = _unary("digamma", chlo, real=True)
+bessel_i1e = _unary("bessel_i1e", chlo, real=True)
 
 
 def polygamma(n: Array, x: Array) -> Array:

@@ -133,3 +133,10 @@ def drop_unused_parameters(module: ir.Module) -> list[bool]:
         kept = [argument.type for argument in block.arguments]
         function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(kept, function.type.results))
     return used
+
+
+def operations(module: ir.Module) -> set[str]:
+    """The names of the operations of `main`, without their dialect; those of inner regions are left out."""
+    with building:
+        names = (op.operation.name for op in main(module).entry_block.operations)
+        return {name.partition(".")[2] for name in names if not name.startswith("func.")}

@@ -334,8 +334,27 @@ def fori_loop(count: int, body: Combine, initial: Sequence[Array]) -> list[Array
     return results[1:]
 
 
+def conditional(
+    condition: Array,
+    when_true: Callable[[], Array],
+    otherwise: Callable[[], Array],
+    result: tuple[Sequence[int], torch.dtype],
+) -> Array:
+    """What one of two functions makes, which both make an Array of this shape and dtype; only that one is computed."""
+    shape, dtype = tuple(result[0]), result[1]
+    operation = stablehlo.IfOp([types.tensor_type(shape, dtype)], condition.value)
+    for region, branch in zip(operation.regions, (when_true, otherwise), strict=True):
+        _fill_region(region, [], branch)
+    return Array(operation.results[0], shape, dtype)
+
+
 def _as_list(results: Array | Sequence[Array]) -> list[Array]:
     return [results] if isinstance(results, Array) else list(results)
+
+
+def optimization_barrier(x: Array) -> Array:
+    """`x`, computed once and kept in memory: nothing is fused, moved or repeated across this."""
+    return Array(stablehlo.OptimizationBarrierOp([x.value]).results[0], x.shape, x.dtype)
 
 
 # --- Fourier, linear algebra, calls ------------------------------------------------------------------------------

@@ -77,6 +77,13 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype:
         raise TypeError(f"the tpu device does not support {dtype}") from None
 
 
+def complex_of(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of complex numbers of two such parts; raises TypeError for float16, of which XLA has none."""
+    if dtype not in COMPLEX_OF:
+        raise TypeError("the tpu device does not support torch.complex32: give it parts of torch.float32")
+    return COMPLEX_OF[dtype]
+
+
 def tensor_type(shape: tuple[int, ...], dtype: torch.dtype) -> ir.RankedTensorType:
     return ir.RankedTensorType.get(shape, element_type(dtype))
 

@@ -11,7 +11,7 @@ from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo.array import Array, ArrayLike
 from torch_tpu.ops.promotion import cast, compute_dtype, elementwise
 from torch_tpu.ops.random_bits import Rng
-from torch_tpu.ops.registry import Spec, lower
+from torch_tpu.ops.registry import Spec, decompose, lower
 
 # --- piecewise linear --------------------------------------------------------------------------------------------
 
@@ -302,3 +302,8 @@ def glu_backward_jvp(grad_x: Array, grad: Array, x: Array, dgrad: Array, dx: Arr
     first = dgrad * gate + grad * slope * db
     second = dgrad * a * slope + grad * slope * (da + a * (1 - 2 * gate) * db)
     return hlo.concatenate([first, second], dim)
+
+
+@decompose("_add_relu.Tensor", "_add_relu.Scalar")
+def add_relu(x: torch.Tensor, y: torch.Tensor | float, alpha: float = 1) -> torch.Tensor:
+    return torch.relu(torch.add(x, y, alpha=alpha))

@@ -1,10 +1,17 @@
-"""Bitwise logic and shifts of integers and booleans."""
+"""Bitwise logic and shifts of integers and booleans; the exclusive or of all elements."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
+
 from torch_tpu.hlo import array as hlo
+from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array, ArrayLike
 from torch_tpu.ops.promotion import elementwise
+from torch_tpu.ops.reduction import reduced_dimensions
+from torch_tpu.ops.registry import Spec, lower
 
 
 @elementwise("bitwise_and.Tensor", "bitwise_and.Scalar", "bitwise_and.Scalar_Tensor")
@@ -51,3 +58,13 @@ def right_shift(x: ArrayLike, y: ArrayLike) -> Array:
     like = x if isinstance(x, Array) else y
     assert isinstance(like, Array)
     return hlo.shift_right_arithmetic(x, y) if like.dtype.is_signed else hlo.shift_right_logical(x, y)
+
+
+@lower("hash_tensor")
+def hash_tensor(x: Array, dim: Sequence[int] = (), *, keepdim: bool, mode: int, out: Spec) -> Array:
+    """The exclusive or of all elements' bits, as 64-bit integers or floats."""
+    if mode:
+        raise RuntimeError(f"hash_tensor: mode {mode} is unknown")
+    wide = hlo.convert(x, torch.float64 if x.dtype.is_floating_point else torch.int64)
+    bits = hlo.bitcast(wide, torch.uint64)
+    return hlo.reshape(structured.reduce_one(bits, 0, reduced_dimensions(x, list(dim)), hlo.xor), out.shape)

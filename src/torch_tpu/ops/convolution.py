@@ -16,6 +16,7 @@ from torch._prims_common import suggest_memory_format
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
+from torch_tpu.ops import convolution_on_cpu as on_cpu
 from torch_tpu.ops.matmul import dot, precision
 from torch_tpu.ops.pooling import per_dimension
 from torch_tpu.ops.promotion import compute_dtype
@@ -39,6 +40,27 @@ def _convolve(
     groups: int,
 ) -> Array:
     """x (N, C, …) with kernel (O, C/groups, …); accumulated and returned in PyTorch's accumulation dtype."""
+    size = [
+        (low + (length - 1) * spread + high - (k - 1) * d) // s + 1
+        for (low, high), length, spread, k, d, s in zip(
+            padding, x.shape[2:], x_dilation, kernel.shape[2:], dilation, stride, strict=True
+        )
+    ]
+    if on_cpu.is_depthwise(groups, kernel.shape[1], kernel.shape[2:], size):
+        return on_cpu.depthwise(on_cpu.padded(x, padding, x_dilation), kernel, size, stride, dilation)
+    if (parts := on_cpu.parts(groups, size)) > 1:
+
+        def one(x: Array, kernel: Array) -> Array:
+            return _convolve(x, kernel, stride, padding, x_dilation, dilation, 1)
+
+        return on_cpu.in_parts(x, kernel, groups, parts, one)
+    if on_cpu.is_in_planes(len(size), size):
+        x = on_cpu.padded(x, [padding[0], (0, 0), (0, 0)], [x_dilation[0], 1, 1])
+
+        def in_plane(x: Array, kernel: Array) -> Array:
+            return _convolve(x, kernel, stride[1:], padding[1:], x_dilation[1:], dilation[1:], groups)
+
+        return on_cpu.in_planes(x, kernel, size[0], stride[0], dilation[0], in_plane)
     natural = tuple(range(x.ndim))
     return structured.convolution(
         x,
@@ -54,15 +76,20 @@ def _convolve(
     )
 
 
+def _edges(
+    size: Ints, kernel: Ints, x_size: Ints, stride: Ints, padding: Ints, dilation: Ints
+) -> list[tuple[int, int]]:
+    """How far an x of `x_size` is padded (or cut) at both ends of each dimension for a result of `size`."""
+    ends = [(n - 1) * s + (k - 1) * d + 1 for n, s, k, d in zip(size, stride, kernel, dilation, strict=True)]
+    return [(low, end - length - low) for end, length, low in zip(ends, x_size, padding, strict=True)]
+
+
 def correlate(x: Array, weight: Array, size: Ints, stride: Ints, padding: Ints, dilation: Ints, groups: int) -> Array:
     """What PyTorch calls convolution, with a result of spatial `size`; weight is (O, C/groups, *kernel)."""
     if _is_matrix_product(weight.shape[2:], stride, padding, groups) and tuple(size) == x.shape[2:]:
         product = dot(weight.reshape(*weight.shape[:2]), x, ([1], [1]))
         return hlo.transpose(product, (1, 0, *range(2, x.ndim)))
-    edges = []
-    for i, k in enumerate(weight.shape[2:]):
-        reach = (size[i] - 1) * stride[i] + (k - 1) * dilation[i] + 1
-        edges.append((padding[i], reach - x.shape[2 + i] - padding[i]))
+    edges = _edges(size, weight.shape[2:], x.shape[2:], stride, padding, dilation)
     return _convolve(x, weight, stride, edges, [1] * len(stride), dilation, groups)
 
 
@@ -97,14 +124,20 @@ def weight_gradient(
     if _is_matrix_product(kernel, stride, padding, groups):
         contracted = [0, *spatial]
         return dot(y, x, (contracted, contracted)).reshape(y.shape[1], x.shape[1], *kernel)
+    edges = _edges(y.shape[2:], kernel, x.shape[2:], stride, padding, dilation)
     batch, channels = x.shape[0], x.shape[1] // groups
+    if on_cpu.is_depthwise(groups, channels, kernel, y.shape[2:]):
+        x = on_cpu.padded(x, edges, [1] * len(kernel))
+        return on_cpu.depthwise_weight_gradient(x, y, kernel, stride, dilation)
+    if (parts := on_cpu.parts(groups, y.shape[2:])) > 1:
+
+        def one(x: Array, y: Array) -> Array:
+            return weight_gradient(x, y, kernel, stride, padding, dilation, 1)
+
+        return on_cpu.weight_gradient_in_parts(x, y, groups, parts, one)
     x = hlo.transpose(x.reshape(batch, groups, channels, *x.shape[2:]), (2, 1, 0, *(d + 1 for d in spatial)))
     x = x.reshape(channels, groups * batch, *x.shape[3:])
     y = hlo.transpose(y, (1, 0, *spatial))
-    edges = []
-    for i, k in enumerate(kernel):
-        reach = (y.shape[2 + i] - 1) * stride[i] + 1
-        edges.append((padding[i], (k - 1) * dilation[i] + reach - x.shape[2 + i] - padding[i]))
     gradient = _convolve(x, y, dilation, edges, [1] * len(kernel), stride, groups)
     return hlo.transpose(gradient, (1, 0, *spatial))
 

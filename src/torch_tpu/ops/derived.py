@@ -14,6 +14,7 @@ from torch_tpu.ops.schema import Argument, overload, signature
 
 # In-place and `out=` operators whose functional twin has another name.
 _FUNCTIONAL_NAMES = {
+    "_slow_conv2d_backward.grad_input": ("_slow_conv2d_backward", "output_mask"),
     "adaptive_avg_pool3d_backward.grad_input": ("_adaptive_avg_pool3d_backward", ""),
     "normal.out": ("normal_functional", ""),
     "normal_": ("normal_functional", ""),

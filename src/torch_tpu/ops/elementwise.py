@@ -114,8 +114,9 @@ def _differs_in_sign(rest: Array, divisor: Array) -> Array:
 
 
 def _require_nonzero(divisor: ArrayLike, like: Array, check: Check) -> None:
-    if not like.dtype.is_floating_point:
-        flags = _like(divisor, like).ne(0)
+    divisor = _like(divisor, like)
+    if not like.dtype.is_floating_point and 0 not in hlo.broadcast_shapes(divisor.shape, like.shape):
+        flags = divisor.ne(0)
         check(structured.reduce_and(flags, range(flags.ndim)), "ZeroDivisionError", RuntimeError)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array, ArrayLike
-from torch_tpu.ops.indexing import OUT_OF_RANGE, added, check_bounds, combined, read, region, replaced
+from torch_tpu.ops.indexing import OUT_OF_RANGE, added, check_bounds, check_rows, combined, read, region, replaced
 from torch_tpu.ops.norm import p_norm
 from torch_tpu.ops.promotion import compute_dtype
 from torch_tpu.ops.registry import Check, Spec, lower
@@ -30,7 +30,7 @@ def embedding(
     *,
     check: Check,
 ) -> Array:
-    check_bounds(check, indices, weight.shape[0], OUT_OF_RANGE)
+    check_rows(check, indices, weight)
     return _rows(weight, indices)
 
 

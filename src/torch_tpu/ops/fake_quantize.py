@@ -14,7 +14,7 @@ from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array, ArrayLike
 from torch_tpu.ops.promotion import compute_dtype
-from torch_tpu.ops.registry import Check, lower
+from torch_tpu.ops.registry import Check, decompose, lower
 
 # PyTorch takes no smaller scale than this.
 _SMALLEST_SCALE = 6.1e-5
@@ -256,3 +256,9 @@ def fused_moving_average_observer(
     parameters = [_by_channel(p, x, 0) if per_row_fake_quant else _single(p) for p in state[2:]]
     value, inside = _fake_quantized(x, parameters[0], parameters[1], quant_min, quant_max)
     return [hlo.select(quantizing, value, x), inside | ~quantizing, *state]
+
+
+@decompose("dequantize.self")
+def dequantize(x: torch.Tensor) -> torch.Tensor:
+    """Of a tensor that is not quantised."""
+    return x.float()

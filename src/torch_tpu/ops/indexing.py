@@ -43,6 +43,16 @@ def check_bounds(
     check((least >= low) & (greatest < size), message, error, hlo.select(least < low, least, greatest))
 
 
+def check_rows(check: Check, index: Array, x: Array, dim: int = 0) -> None:
+    """States that every index is one of a slice of `x`; where the CPU copies whole blocks it says it otherwise."""
+    size = x.shape[dim]
+    if dim != 1 and (x.size or not size):
+        check_bounds(check, index, size, OUT_OF_RANGE)
+    else:
+        message = f"INDICES element is out of DATA bounds, id={{}} axis_dim={size}"
+        check_bounds(check, index, size, message, RuntimeError)
+
+
 def wide_index(index: Array) -> Array:
     """An index in a dtype that can hold any size."""
     return index if index.dtype in (torch.int32, torch.int64) else hlo.convert(index, torch.int64)
@@ -141,15 +151,16 @@ def added(x: Array, where: Region, updates: Array) -> Array:
 def _indexed(x: Array, indices: Sequence[Array | None], check: Check | None) -> Region:
     """The region of `x[indices]`: indices next to each other leave their dimensions there, others put them first."""
     given = {d: i for d, i in enumerate(indices) if i is not None}
-    if check is not None:
-        for d, i in given.items():
-            check_bounds(check, i, x.shape[d], OUT_OF_BOUNDS.format(dim=d, size=x.shape[d]), low=-x.shape[d])
     dims = list(given)
     block = hlo.broadcast_shapes(*(i.shape for i in given.values()))
     if 0 not in block and any(x.shape[d] == 0 for d in dims):
         raise IndexError("index is out of bounds for dimension with size 0")
     adjacent = dims[-1] - dims[0] + 1 == len(dims)
-    return region(x.shape, {d: wrapped(i, x.shape[d]) for d, i in given.items()}, dims[0] if adjacent else 0)
+    where = region(x.shape, {d: wrapped(i, x.shape[d]) for d, i in given.items()}, dims[0] if adjacent else 0)
+    if check is not None and 0 not in where.shape:
+        for d, i in given.items():
+            check_bounds(check, i, x.shape[d], OUT_OF_BOUNDS.format(dim=d, size=x.shape[d]), low=-x.shape[d])
+    return where
 
 
 @lower("index.Tensor", "_unsafe_index.Tensor")
@@ -196,10 +207,14 @@ def at_least_1d(x: Array) -> Array:
 @lower("index_select")
 def index_select(x: Array, dim: int, index: Array, *, out: Spec, check: Check) -> Array:
     x, index = at_least_1d(x), at_least_1d(index)
+    if index.dtype not in (torch.int32, torch.int64):
+        raise RuntimeError("index_select(): Expected dtype int32 or int64 for index")
     if index.ndim > 1:
         raise IndexError("index_select(): Index is supposed to be a vector")
+    if index.size and not x.shape[dim]:
+        raise RuntimeError("index_select(): self indexing axis dim should be positive")
     dim %= x.ndim
-    check_bounds(check, index, x.shape[dim], OUT_OF_RANGE)
+    check_rows(check, index, x, dim)
     return hlo.reshape(read(x, region(x.shape, {dim: index}, dim)), out.shape)
 
 

@@ -109,7 +109,7 @@ def _permutation_matrix(pivots: Array, m: int, dtype: torch.dtype) -> Array:
     return hlo.convert(hlo.iota((m, m), 0).eq(order), dtype)
 
 
-def _permute_rows(x: Array, order: Array) -> Array:
+def permute_rows(x: Array, order: Array) -> Array:
     """Row i of the result is row order[i] of `x`."""
     batch = list(range(x.ndim - 2))
     return structured.gather(
@@ -136,10 +136,10 @@ def _solve_with_lu(lu: Array, pivots: Array, b: Array, *, left: bool, adjoint_of
     order = _permutation(pivots, lu.shape[-2])
     if adjoint_of_a:
         half = lapack.trsm(lu, b, left=True, upper=True, unit=False, transpose="C")
-        return _permute_rows(
+        return permute_rows(
             lapack.trsm(lu, half, left=True, upper=False, unit=True, transpose="C"), _inverse_order(order)
         )
-    half = lapack.trsm(lu, _permute_rows(b, order), left=True, upper=False, unit=True)
+    half = lapack.trsm(lu, permute_rows(b, order), left=True, upper=False, unit=True)
     return lapack.trsm(lu, half, left=True, upper=True, unit=False)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array, ArrayLike
 from torch_tpu.ops.promotion import compute_dtype
-from torch_tpu.ops.registry import Spec, lower
+from torch_tpu.ops.registry import Spec, decompose, lower
 
 PRECISION = {"highest": "HIGHEST", "high": "HIGH", "medium": "DEFAULT"}
 
@@ -23,7 +25,13 @@ def dot(
 ) -> Array:
     """A contraction accumulated in PyTorch's accumulation dtype (float32 for float16 and bfloat16)."""
     if x.dtype is torch.bool:
-        raise NotImplementedError("matrix product not implemented for 'Bool'")
+        if x.size and y.size:
+            raise NotImplementedError("matrix product not implemented for 'Bool'")
+        free = [
+            [n for d, n in enumerate(a.shape) if d not in (*c, *b)]
+            for a, c, b in zip((x, y), contract, batch, strict=True)
+        ]
+        return hlo.zeros([*(x.shape[d] for d in batch[0]), *free[0], *free[1]], torch.bool)
     if x.dtype is not y.dtype:
         raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {x.dtype} != {y.dtype}")
     return structured.dot_general(x, y, contract, batch, dtype=compute_dtype(x.dtype), precision=precision())
@@ -123,8 +131,67 @@ def scaled_mm(
     return result if scale_result is None else result * _scale(scale_result)
 
 
+# How many elements share a scale, of `torch.nn.functional.ScalingType`.
+_PER_MATRIX, _PER_ROW = 0, 1
+
+
+@decompose("_scaled_mm_v2")
+def scaled_mm_v2(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: list[torch.Tensor],
+    recipe_a: list[int],
+    swizzle_a: list[int],
+    scale_b: list[torch.Tensor],
+    recipe_b: list[int],
+    swizzle_b: list[int],
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    contraction_dim: Sequence[int] = (),
+    use_fast_accum: bool = False,
+) -> torch.Tensor:
+    """With one scale per matrix, or one per row of a and column of b; as on the CPU, no other recipes."""
+    recipes = [*recipe_a], [*recipe_b]
+    if recipes not in (([_PER_MATRIX], [_PER_MATRIX]), ([_PER_ROW], [_PER_ROW])):
+        raise RuntimeError(
+            "scaled_mm on the tpu device takes a scale per matrix or per row; scales per block it doesn't"
+        )
+    scales = scale_a[0], scale_b[0]
+    if recipe_a[0] == _PER_ROW:
+        scales = scales[0].reshape(-1, 1), scales[1].reshape(1, -1)
+    return torch._scaled_mm(a, b, *scales, bias, None, out_dtype, use_fast_accum)
+
+
 def _scale(scale: Array) -> Array:
     return hlo.reshape(scale, ()) if scale.size == 1 else scale
+
+
+# --- sums of products of several tensors -------------------------------------------------------------------------
+
+
+@lower("_compute_linear_combination")
+def linear_combination(x: Array, coefficients: Array) -> Array:
+    """Row i of the result is Σ coefficients[i, j] · x[j]."""
+    return dot(coefficients, x, ([1], [0]))
+
+
+@decompose("_trilinear")
+def trilinear(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    z: torch.Tensor,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> torch.Tensor:
+    """Σ x·y·z over `sumdim`, each with dimensions inserted at its `expand`; a matrix product where x meets y."""
+    ndim = x.dim() + len(expand1)
+    letters = "abcdefghijklmnopqrstuvwxyz"[:ndim]
+    terms = ["".join(c for d, c in enumerate(letters) if d not in expand) for expand in (expand1, expand2, expand3)]
+    kept = "".join(c for d, c in enumerate(letters) if d not in sumdim)
+    return torch.einsum(f"{','.join(terms)}->{kept}", x, y, z)
 
 
 def plus_scaled(bias: Array, product: Array, beta: ArrayLike, alpha: ArrayLike) -> Array:

@@ -11,7 +11,7 @@ from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array, ArrayLike
 from torch_tpu.ops.promotion import compute_dtype
-from torch_tpu.ops.registry import Spec, lower
+from torch_tpu.ops.registry import Spec, decompose, lower
 
 Dimensions = Sequence[int] | int | None
 
@@ -158,6 +158,11 @@ def min_(x: Array, *, out: Spec) -> Array:
 @lower("aminmax")
 def aminmax(x: Array, *, dim: int | None, keepdim: bool, out: list[Spec]) -> tuple[Array, Array]:
     return amin(x, dim, out=out[0]), amax(x, dim, out=out[1])
+
+
+@decompose("_aminmax", "_aminmax.dim")
+def aminmax_of_all(x: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.aminmax(x, dim=dim, keepdim=keepdim)
 
 
 @lower("max.dim")

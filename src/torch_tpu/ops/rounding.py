@@ -16,30 +16,34 @@ from torch_tpu.ops.registry import Spec, lower
 # --- rounding ----------------------------------------------------------------------------------------------------
 
 
+def _is_whole(x: Array) -> bool:
+    return types.is_integer(x.dtype) or x.dtype is torch.bool
+
+
 @elementwise("floor")
 def floor(x: Array) -> Array:
-    return hlo.floor(x) if types.is_float(x.dtype) else x
+    return x if _is_whole(x) else hlo.floor(x)
 
 
 @elementwise("ceil")
 def ceil(x: Array) -> Array:
-    return hlo.ceil(x) if types.is_float(x.dtype) else x
+    return x if _is_whole(x) else hlo.ceil(x)
 
 
 @elementwise("trunc")
 def trunc(x: Array) -> Array:
-    return truncate(x) if types.is_float(x.dtype) else x
+    return x if _is_whole(x) else truncate(x)
 
 
 @elementwise("round")
 def round_(x: Array) -> Array:
     """Halves go to the even neighbour."""
-    return hlo.round_nearest_even(x) if types.is_float(x.dtype) else x
+    return x if _is_whole(x) else hlo.round_nearest_even(x)
 
 
 @elementwise("round.decimals")
 def round_decimals(x: Array, *, decimals: int) -> Array:
-    if not types.is_float(x.dtype):
+    if _is_whole(x):
         return x
     scale = 10.0 ** abs(decimals)
     if decimals < 0:
@@ -63,7 +67,7 @@ def abs_(x: Array) -> Array:
 @elementwise("sign")
 def sign(x: Array) -> Array:
     """0 for NaN, as on the CPU."""
-    if types.is_float(x.dtype):
+    if not _is_whole(x):
         return hlo.convert(x > 0, x.dtype) - hlo.convert(x < 0, x.dtype)
     return hlo.sign(x) if x.dtype.is_signed else hlo.convert(x.ne(0), x.dtype)
 

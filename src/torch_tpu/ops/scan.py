@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -134,18 +134,33 @@ def _as_numbers(x: Array, out: Spec) -> Array:
 
 @lower("cummax")
 def cummax(x: Array, dim: int) -> list[Array]:
-    return _running_extreme(x, dim, hlo.lowest(x.dtype), "GE")
+    return _running_extreme(x, dim, hlo.lowest, "GE")
 
 
 @lower("cummin")
 def cummin(x: Array, dim: int) -> list[Array]:
-    return _running_extreme(x, dim, hlo.highest(x.dtype), "LE")
+    return _running_extreme(x, dim, hlo.highest, "LE")
 
 
-def _running_extreme(x: Array, dim: int, identity: Number, direction: str) -> list[Array]:
+@lower("_cummax_helper")
+def cummax_helper(x: Array, values: Array, indices: Array, dim: int) -> list[Array]:
+    return cummax(x, dim)
+
+
+@lower("_cummin_helper")
+def cummin_helper(x: Array, values: Array, indices: Array, dim: int) -> list[Array]:
+    return cummin(x, dim)
+
+
+def number_itself(x: Array) -> list[Array]:
+    """The extreme, median or mode of one number, and its position; the CPU asks for no order of its dtype."""
+    return [x, hlo.zeros((), torch.int64)]
+
+
+def _running_extreme(x: Array, dim: int, identity: Callable[[torch.dtype], Number], direction: str) -> list[Array]:
     """The extreme so far (NaN wins) and the last position that has it: the last that was the extreme when it came."""
     if not x.ndim:
-        return [x, hlo.zeros((), torch.int64)]
+        return number_itself(x)
 
     def combine(x: Array, i: Array, y: Array, j: Array) -> list[Array]:
         y_wins = hlo.is_nan(y) | (hlo.compare(y, x, direction) & ~hlo.is_nan(x))
@@ -154,7 +169,7 @@ def _running_extreme(x: Array, dim: int, identity: Number, direction: str) -> li
         return [hlo.select(from_y, y, x), hlo.select(from_y, j, i)]
 
     positions = hlo.iota(x.shape, dim % x.ndim, index_dtype(x.shape[dim]))
-    values, positions = scan([x, positions], [identity, -1], dim, combine)
+    values, positions = scan([x, positions], [identity(x.dtype), -1], dim, combine)
     return [values, hlo.convert(positions, torch.int64)]
 
 

@@ -132,7 +132,9 @@ def _slices(
     x, index = at_least_1d(x), at_least_1d(index)
     dim %= x.ndim
     size = x.shape[dim]
-    check_bounds(check, index, size, message.format(dim=dim, size=size), error, low=-size if from_end else 0)
+    # With nothing to write, only the kernels that say OUT_OF_RANGE look at the index.
+    if x.size or message is OUT_OF_RANGE:
+        check_bounds(check, index, size, message.format(dim=dim, size=size), error, low=-size if from_end else 0)
     return x, region(x.shape, {dim: wrapped(index, size) if from_end else index}, dim)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -12,7 +13,7 @@ from torch_tpu.hlo.array import Array, ArrayLike
 from torch_tpu.ops.indexing import added, elements, read, region
 from torch_tpu.ops.promotion import compute_dtype
 from torch_tpu.ops.reduction import index_dtype
-from torch_tpu.ops.registry import Check, Spec, decompose, lower
+from torch_tpu.ops.registry import Check, Spec, lower
 from torch_tpu.ops.sorting import sort
 
 # --- binary search -----------------------------------------------------------------------------------------------
@@ -153,37 +154,78 @@ def histogram_of_edges(x: Array, edges: Array, *, weight: Array | None, density:
     return histogram_between(x, edges, weight=weight, density=density), edges
 
 
-def histogram_between(x: Array, edges: Array, *, weight: Array | None, density: bool) -> Array:
-    """Bins are half open, the last one closed."""
-    x, bins = hlo.reshape(x, [-1]), edges.shape[0] - 1
+def _bin_of(x: Array, edges: Array) -> Array:
+    """Bins are half open, the last one closed; what is in none gets their number."""
+    bins = edges.shape[0] - 1
     place = binary_search(edges, x, lambda edge, v: edge <= v) - 1
     last = hlo.slice_in_dim(edges, bins, bins + 1)
     place = hlo.select(x.eq(last), bins - 1, place)
-    place = hlo.select((place < 0) | ~(x <= last), bins, place)
-    counts = count_in_bins(bins, place, None if weight is None else hlo.reshape(weight, [-1]), x.dtype)
+    return hlo.select((place < 0) | ~(x <= last), bins, place)
+
+
+def _widths(edges: Array) -> Array:
+    return hlo.slice_in_dim(edges, 1, edges.size) - hlo.slice_in_dim(edges, 0, edges.size - 1)
+
+
+def histogram_between(x: Array, edges: Array, *, weight: Array | None, density: bool) -> Array:
+    x = hlo.reshape(x, [-1])
+    weights = None if weight is None else hlo.reshape(weight, [-1])
+    counts = count_in_bins(edges.size - 1, _bin_of(x, edges), weights, x.dtype)
+    return counts / (structured.reduce_sum(counts, [0]) * _widths(edges)) if density else counts
+
+
+# --- histograms of points ----------------------------------------------------------------------------------------
+
+
+def _edges_of_points(x: Array, bins: list[int], limits: list[float] | None, check: Check) -> list[Array]:
+    """Equidistant edges for each coordinate."""
+    if x.ndim < 2 or len(bins) != x.shape[-1]:
+        raise RuntimeError("torch.histogramdd: bins must have one entry for each coordinate of the points")
+    columns = hlo.reshape(x, [-1, x.shape[-1]])
+    return [
+        linear_edges(
+            hlo.reshape(hlo.slice_in_dim(columns, d, d + 1, dim=1), [-1]),
+            count,
+            None if limits is None else limits[2 * d : 2 * d + 2],
+            check,
+        )
+        for d, count in enumerate(bins)
+    ]
+
+
+@lower("_histogramdd_bin_edges")
+def histogramdd_bin_edges(
+    x: Array, bins: list[int], *, range: list[float] | None, weight: Array | None, density: bool, check: Check
+) -> list[Array]:
+    return _edges_of_points(x, bins, range, check)
+
+
+@lower("_histogramdd_from_bin_cts")
+def histogramdd(
+    x: Array, bins: list[int], *, range: list[float] | None, weight: Array | None, density: bool, check: Check
+) -> Array:
+    return histogramdd_between(x, _edges_of_points(x, bins, range, check), weight=weight, density=density)
+
+
+@lower("_histogramdd_from_bin_tensors")
+def histogramdd_between(x: Array, edges: list[Array], *, weight: Array | None, density: bool) -> Array:
+    if x.ndim < 2 or len(edges) != x.shape[-1]:
+        raise RuntimeError("torch.histogramdd: there must be edges for each coordinate of the points")
+    if weight is not None and weight.shape != x.shape[:-1]:
+        raise RuntimeError("torch.histogramdd: weight must have the shape of the points without the last dimension")
+    columns = hlo.reshape(x, [-1, x.shape[-1]])
+    shape = [e.size - 1 for e in edges]
+    cell, outside = hlo.zeros(columns.shape[:1], torch.int64), hlo.full(columns.shape[:1], False, torch.bool)
+    for d, own in enumerate(edges):
+        place = _bin_of(hlo.reshape(hlo.slice_in_dim(columns, d, d + 1, dim=1), [-1]), own)
+        cell = cell * shape[d] + hlo.convert(place, torch.int64)
+        outside = outside | place.eq(shape[d])
+    count = math.prod(shape)
+    weights = None if weight is None else hlo.reshape(weight, [-1])
+    cells = hlo.reshape(count_in_bins(count, hlo.select(outside, count, cell), weights, x.dtype), shape)
     if not density:
-        return counts
-    widths = hlo.slice_in_dim(edges, 1, bins + 1) - hlo.slice_in_dim(edges, 0, bins)
-    return counts / (structured.reduce_sum(counts, [0]) * widths)
-
-
-# --- rows of sparse matrices, as sorted indices or as where each row begins ---------------------------------------
-
-
-@decompose("_convert_indices_from_coo_to_csr")
-def beginnings_of_rows(rows: torch.Tensor, size: int, *, out_int32: bool = False) -> torch.Tensor:
-    numbers = torch.arange(size + 1, dtype=rows.dtype, device=rows.device)
-    return torch.searchsorted(rows, numbers, out_int32=out_int32)
-
-
-@decompose("_convert_indices_from_csr_to_coo")
-def indices_of_rows(
-    beginnings: torch.Tensor, columns: torch.Tensor, *, out_int32: bool = False, transpose: bool = False
-) -> torch.Tensor:
-    """Indices of the batch, if there is one, then of row and column, each in one row of the result."""
-    places = torch.arange(columns.shape[-1], dtype=beginnings.dtype, device=columns.device).expand(columns.shape)
-    rows = torch.searchsorted(beginnings, places.contiguous(), right=True) - 1
-    lines = [torch.arange(n, device=columns.device) for n in columns.shape[:-1]]
-    batch = [line.reshape(-1, *[1] * (columns.dim() - 1 - d)).expand(columns.shape) for d, line in enumerate(lines)]
-    lines = [*batch, columns, rows] if transpose else [*batch, rows, columns]
-    return torch.stack([line.reshape(-1).to(torch.int32 if out_int32 else torch.int64) for line in lines])
+        return cells
+    cells = cells / structured.reduce_sum(cells, list(range(cells.ndim)))
+    for d, own in enumerate(edges):
+        cells = cells / hlo.reshape(_widths(own), [-1 if i == d else 1 for i in range(len(shape))])
+    return cells

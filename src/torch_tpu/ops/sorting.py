@@ -5,17 +5,20 @@ from __future__ import annotations
 import torch
 
 from torch_tpu.hlo import array as hlo
-from torch_tpu.hlo import structured
+from torch_tpu.hlo import module, structured
 from torch_tpu.hlo.array import Array
 from torch_tpu.ops.indexing import at_least_1d, elements, read
 from torch_tpu.ops.reduction import first_extreme, index_dtype, keep_dimensions, require_extreme
 from torch_tpu.ops.registry import Spec, lower
-from torch_tpu.ops.scan import scan
+from torch_tpu.ops.scan import number_itself, scan
 
 # Packed into float32 without loss.
 _NARROW = frozenset(
     {torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.float16, torch.bfloat16, torch.float32}
 )
+
+# From this many elements on, looking at the range of integers costs less than it saves on XLA:CPU.
+_PACKED_FROM = 2**12
 
 
 def ordering_key(x: Array) -> Array:
@@ -47,10 +50,27 @@ def sorting_order(x: Array, dim: int, descending: bool = False) -> Array:
         key = hlo.not_(key)
     if key.dtype is torch.int32 and size < 2**31:
         # Key and position in one integer: a sort of plain numbers is several times as fast as one of pairs.
-        packed = hlo.shift_left(hlo.convert(key, torch.int64), 32) | hlo.iota(x.shape, dim, torch.int64)
-        packed = structured.sort([packed], dim, lambda a, b: a < b, stable=False)[0]
-        return hlo.convert(packed & 0xFFFFFFFF, torch.int32)
-    return structured.sort([key, hlo.iota(x.shape, dim, index_dtype(size))], dim, lambda a, b, *_: a < b)[1]
+        return _packed_order(hlo.convert(key, torch.int64), dim, 32)
+
+    def order() -> Array:
+        return structured.sort([key, hlo.iota(x.shape, dim, index_dtype(size))], dim, lambda a, b, *_: a < b)[1]
+
+    if x.dtype.is_floating_point or x.size < _PACKED_FROM or module.target().platform != "cpu":
+        return order()
+    # Integers rarely use all of their bits.
+    everything = list(range(x.ndim))
+    least, greatest = structured.reduce_min(key, everything), structured.reduce_max(key, everything)
+    bits = (size - 1).bit_length()
+    fits = (greatest - least >= 0) & (greatest - least < 2 ** (63 - bits))
+    result = (x.shape, index_dtype(size))
+    return structured.conditional(fits, lambda: _packed_order(key - least, dim, bits), order, result)
+
+
+def _packed_order(key: Array, dim: int, bits: int) -> Array:
+    """The order of keys that leave the highest `bits` of int64 to the positions: one sort of plain numbers."""
+    packed = hlo.shift_left(key, bits) | hlo.iota(key.shape, dim, torch.int64)
+    packed = structured.sort([packed], dim, lambda a, b: a < b, stable=False)[0]
+    return hlo.convert(packed & ((1 << bits) - 1), index_dtype(key.shape[dim]))
 
 
 def take_along(x: Array, positions: Array, dim: int) -> Array:
@@ -109,6 +129,8 @@ def _reduced_shape(x: Array, dim: int) -> list[int]:
 
 @lower("kthvalue")
 def kthvalue(x: Array, k: int, dim: int, keepdim: bool, *, out: list[Spec]) -> list[Array]:
+    if not x.ndim:
+        return number_itself(x)
     x = at_least_1d(x)
     dim %= x.ndim
     return _shaped(_element_at(x, dim, hlo.full(_reduced_shape(x, dim), k - 1, torch.int32)), out)
@@ -162,6 +184,8 @@ def _median_of_all(x: Array, skip_nan: bool) -> Array:
 @lower("mode")
 def mode(x: Array, dim: int, keepdim: bool, *, out: list[Spec]) -> list[Array]:
     """The smallest of the most frequent values and its last position."""
+    if not x.ndim:
+        return number_itself(x)
     x = at_least_1d(x)
     dim %= x.ndim
     order = sorting_order(x, dim)

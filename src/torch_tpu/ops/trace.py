@@ -319,6 +319,8 @@ class Tracer(TorchDispatchMode):
             ]
             result = self._lower(element, rule, own)
             if in_place:
+                if call[0].dtype.is_complex and not result.dtype.is_complex:
+                    raise RuntimeError(f"in-place {element} is not supported for complex tensors")
                 _require_cast(result.dtype, call[0].dtype)
                 self.write(call[0], self.read(result))
             results.append(result)

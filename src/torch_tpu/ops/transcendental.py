@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo.array import Array
+from torch_tpu.ops import sine
 from torch_tpu.ops.promotion import elementwise
 
 Formula = Callable[[Array], Array]
@@ -27,8 +28,8 @@ _UNARY: dict[str, Formula] = {
     "sqrt": hlo.sqrt,
     "rsqrt": hlo.rsqrt,
     "reciprocal": lambda x: 1 / x,
-    "sin": hlo.sin,
-    "cos": hlo.cos,
+    "sin": sine.sin,
+    "cos": sine.cos,
     "tan": hlo.tan,
     "asin": hlo.asin,
     "acos": hlo.acos,

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tpu import metrics
-from torch_tpu.runtime import compat, disk_cache, fingerprint, memory, platform
+from torch_tpu.runtime import compat, disk_cache, fingerprint, heap, memory, platform
 
 Buffer = Any
 Options = Mapping[str, str | bool | int | float]
@@ -220,6 +220,7 @@ class Client:
 
 def _make_client(chosen: platform.Platform) -> Any:
     if chosen.name == "cpu":
+        heap.keep_freed_memory()
         return compat.make_cpu_client(asynchronous=True)
     xla = compat.xla
     if not xla.pjrt_plugin_loaded(chosen.name):
