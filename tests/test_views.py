@@ -477,6 +477,16 @@ def test_what_overlaps_without_harm() -> None:
     check(run, torch.arange(24.0).reshape(4, 6))
 
 
+def test_a_view_without_elements_has_its_own_dtype() -> None:
+    def run(x: torch.Tensor) -> Any:
+        narrow, none = x.view(torch.int16), x[:0].view(torch.float32)
+        narrow[None, [5], 1:] = narrow[None, [5], 1:].clone()
+        filled = narrow.index_fill(2, torch.tensor([0], device=x.device), 3)
+        return narrow + 1, filled, none * 2.5, x[:0].view(torch.bool)
+
+    check(run, torch.zeros(2, 0, 2, dtype=torch.int64))
+
+
 def test_in_place_computes_in_the_promoted_dtype() -> None:
     """A narrow target takes the result, not the operands."""
     wide = torch.tensor([300, 7])

@@ -182,7 +182,8 @@ class OptimizerRun:
         except Mismatch as mismatch:
             if mismatch.kind != "values" or self.dtype not in HALF:
                 raise
-            check_as_accurate(got, want, wide())
+            # Capturable forms on lists round once more than the plain loop, which stands for them on the CPU.
+            check_as_accurate(got, want, wide(), factor=4)
 
 
 def _loss(parameters: list[torch.Tensor], optimizer: torch.optim.Optimizer) -> Callable[[], torch.Tensor]:

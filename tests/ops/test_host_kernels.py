@@ -41,6 +41,9 @@ def test_saturation_at_half_precision() -> None:
 def test_packed_weights_are_refused() -> None:
     with pytest.raises(NotImplementedError, match=r"fbgemm_pack_gemm_matrix_fp16.*\.cpu\(\)"):
         torch.fbgemm_pack_gemm_matrix_fp16(torch.ones(4, 4, device="tpu"))
+    x = torch.ones(4, 4, device="tpu")
+    with pytest.raises(NotImplementedError, match=r"fbgemm_linear_int8_weight_fp32_activation.*packed"):
+        torch.fbgemm_linear_int8_weight_fp32_activation(x, x.char(), x, x, 1.0, 0, x)
 
 
 def test_from_file(tmp_path: Path) -> None:

@@ -220,3 +220,12 @@ def test_long_integers_of_any_range(bits: int) -> None:
 def test_one_number_needs_no_order(number: Any) -> None:
     """The CPU returns a tensor without dimensions as it is, even where its dtype is refused otherwise."""
     check(lambda x: (x.kthvalue(1, 0), x.mode(0), x.cummax(0), x.cummin(0)), torch.tensor(number))
+
+
+def test_kthvalue_of_long_rows() -> None:
+    x = torch.randn(3, 200)
+    x[0, :5], x[1, :190], x[2, ::3] = torch.nan, -0.0, -torch.inf
+    for k in (1, 7, 64, 65, 200):
+        check(lambda x, k=k: x.kthvalue(k, 1)[0], x)
+        check(lambda x, k=k: x.t().kthvalue(k, 0)[0], x.bfloat16())
+        check(lambda x, k=k: x.kthvalue(k, 1), torch.randperm(200).reshape(1, 200).to(torch.int16))

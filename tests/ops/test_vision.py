@@ -102,3 +102,12 @@ def test_grid_sample_gradient_by_the_name_of_the_cpu_kernel() -> None:
     image, grid, grad = torch.randn(2, 3, 5, 6), torch.rand(2, 4, 4, 2) * 2 - 1, torch.randn(2, 3, 4, 4)
     backward = torch.ops.aten._grid_sampler_2d_cpu_fallback_backward
     check(lambda *args: backward(*args, 0, 0, True), grad, image, grid, **CLOSE)
+
+
+def test_channel_shuffle() -> None:
+    x = torch.arange(2 * 6 * 4 * 3.0).reshape(2, 6, 4, 3)
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        check(lambda x: F.channel_shuffle(x, 3), x.contiguous(memory_format=memory_format).requires_grad_())
+    check(lambda x: F.channel_shuffle(x, 2), torch.arange(16.0).reshape(2, 4, 2))
+    with pytest.raises(RuntimeError, match="divisible by groups"):
+        F.channel_shuffle(x.to("tpu"), 4)

@@ -45,7 +45,10 @@ def retain_grad(draft: Draft) -> str:
 @kind(3)
 def hook(draft: Draft) -> str:
     x = draft.pick(_differentiable)
-    return f"{x}.register_hook(lambda g: {draft.choice(['g * 2', 'g + g', 'g.clone()', 'None'])})"
+    # One of several results gets no gradient where only the others have one. An exception would end the process: the
+    # engine's C++ guard calls Python while it is pending.
+    changed = draft.choice(["g * 2", "g + g", "g.clone()", "None"])
+    return f"{x}.register_hook(lambda g: {changed} if g is not None else g)"
 
 
 @kind(6, exact=True)

@@ -49,7 +49,6 @@ def snapshot(names: Namespace, *, values: bool = True) -> Snapshot:
     seen: Snapshot = {}
     for name, t in tensors(names).items():
         start = t.untyped_storage().data_ptr()
-        empty = not t.untyped_storage().nbytes()
         seen[name] = Seen(
             values=_values(t) if values else None,
             dtype=t.dtype,
@@ -57,9 +56,9 @@ def snapshot(names: Namespace, *, values: bool = True) -> Snapshot:
             # Those that have an effect: CPU kernels choose the others by chance.
             strides=tuple(stride for stride, size in zip(t.stride(), t.shape, strict=True) if size > 1 and t.numel()),
             offset=int(t.storage_offset()),
-            place=0 if empty or not t.numel() else t.data_ptr() - start,
+            place=t.data_ptr() - start if t.numel() else 0,
             # Storages without memory have no address on the CPU.
-            shares=name if empty else first.setdefault(start, name),
+            shares=first.setdefault(start, name) if t.numel() else name,
             is_view=t._is_view(),
             requires_grad=t.requires_grad,
             is_leaf=t.is_leaf,

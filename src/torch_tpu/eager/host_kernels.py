@@ -30,14 +30,14 @@ class OnHost:
 
 
 class Refused:
-    """The kernel of an overload whose result is no tensor of numbers, so that it can't come back from the CPU."""
+    """The kernel of an overload that takes or makes what is no tensor of numbers, so that it can't move."""
 
     def __init__(self, func: OpOverload) -> None:
         self.func = func
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(
-            f"{self.func} is not implemented for the tpu device: it packs weights for a library of the CPU. "
+            f"{self.func} is not implemented for the tpu device: its weights are packed for a library of the CPU. "
             "Move its inputs to the CPU with .cpu()."
         )
 
@@ -54,6 +54,8 @@ for _func in (
     kernel(_func.name().partition("::")[2])(OnHost(_func))
 
 for _func in (
+    aten.fbgemm_linear_int8_weight.default,
+    aten.fbgemm_linear_int8_weight_fp32_activation.default,
     aten.fbgemm_linear_quantize_weight.default,
     aten.fbgemm_pack_gemm_matrix_fp16.default,
     aten.fbgemm_pack_quantized_matrix.default,

@@ -162,12 +162,13 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class Empty:
-    """A view without elements; it may lie anywhere."""
+    """A view without elements; it may lie anywhere. None stands for the base's dtype."""
 
     shape: tuple[int, ...]
+    dtype: torch.dtype | None
 
     def read(self, x: Array, starts: Starts) -> Array:
-        return hlo.zeros(self.shape, x.dtype)
+        return hlo.zeros(self.shape, self.dtype or x.dtype)
 
     def write(self, x: Array, new: Array, starts: Starts) -> Array:
         return x
@@ -340,7 +341,7 @@ def plan(
         return (), ()
     result = _Plan(base_sizes)
     if 0 in sizes:
-        return (Empty(sizes),), ()
+        return (Empty(sizes, dtype),), ()
     order = sorted(range(len(base_sizes)), key=lambda d: (-base_strides[d], base_sizes[d] == 1, d))
     if order != sorted(order):
         result.step(Transpose(tuple(order)), [base_sizes[d] for d in order])

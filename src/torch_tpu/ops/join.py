@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from torch_tpu.hlo import array as hlo
+from torch_tpu.hlo import module
 from torch_tpu.hlo.array import Array
-from torch_tpu.ops.indexing import added, region
+from torch_tpu.ops.indexing import added, read, region
 from torch_tpu.ops.promotion import compute_dtype
+from torch_tpu.ops.reduction import index_dtype
 from torch_tpu.ops.registry import Spec, decompose, lower
 
 
@@ -33,24 +35,27 @@ def repeat(x: Array, repeats: Sequence[int], *, out: Spec) -> Array:
     return hlo.reshape(spread, out.shape)
 
 
-@decompose("roll")
-def roll(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> torch.Tensor:
+@lower("roll")
+def roll(x: Array, shifts: Sequence[int], dims: Sequence[int] = ()) -> Array:
     if len(shifts) != max(len(dims), 1):
         raise RuntimeError(f"shifts and dimensions must align. shifts: {len(shifts)}, dims:{len(dims)}")
-    if not x.numel():
-        return x.clone(memory_format=torch.preserve_format)
+    if not x.size:
+        return x
     if not dims:
-        return _rolled(x.reshape(-1), shifts[0], 0).view(x.shape)
+        return hlo.reshape(_rolled(hlo.reshape(x, [-1]), shifts[0], 0), x.shape)
     for shift, dim in zip(shifts, dims, strict=True):
-        x = _rolled(x, shift, dim)
+        x = _rolled(x, shift, dim % x.ndim)
     return x
 
 
-def _rolled(x: torch.Tensor, shift: int, dim: int) -> torch.Tensor:
-    """`cat` keeps channels_last, which PyTorch's meta kernel of `roll` forgets."""
+def _rolled(x: Array, shift: int, dim: int) -> Array:
     size = x.shape[dim]
     first = -shift % size
-    return torch.cat([x.narrow(dim, first, size - first), x.narrow(dim, 0, first)], dim)
+    if module.target().platform == "cpu" and first:
+        # Twice as fast on XLA:CPU as joining, and on all cores.
+        positions = hlo.remainder(hlo.iota((size,), 0, index_dtype(2 * size)) + first, size)
+        return read(x, region(x.shape, {dim: positions}, dim))
+    return hlo.concatenate([hlo.slice_in_dim(x, first, size, dim=dim), hlo.slice_in_dim(x, 0, first, dim=dim)], dim)
 
 
 @lower("flip")

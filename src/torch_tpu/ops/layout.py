@@ -34,6 +34,10 @@ def _like_input(t: torch.Tensor, x: torch.Tensor, *args: Any) -> torch.Tensor:
     return torch.empty_like(t, memory_format=suggest_memory_format(x))
 
 
+def _rolled(t: torch.Tensor, x: torch.Tensor, shifts: Any, dims: Any = ()) -> torch.Tensor:
+    return _like_input(t, x) if dims else _row_major(t)
+
+
 def _as_input(t: torch.Tensor, x: torch.Tensor, *args: Any) -> torch.Tensor:
     return torch.empty_like(x, dtype=t.dtype)
 
@@ -105,11 +109,14 @@ _LAYOUTS: dict[OpOverload, dict[int, Layout]] = {
     aten.native_layer_norm.default: {1: _statistics, 2: _statistics},
     aten.nonzero_static.default: {0: _row_major},
     aten.pow.Scalar: {0: _row_major},
+    aten.channel_shuffle.default: {0: _like_input},
+    aten.native_channel_shuffle.default: {0: _like_input},
     aten.pow.Tensor_Scalar: {0: _power},
     aten.reflection_pad2d.default: {0: _like_input},
     aten.reflection_pad3d.default: {0: _like_input},
     aten.replication_pad2d.default: {0: _like_input},
     aten.replication_pad3d.default: {0: _like_input},
+    aten.roll.default: {0: _rolled},
 }
 
 

@@ -1,4 +1,4 @@
-"""Sampling at given places (`grid_sample`), and images as columns of their blocks (`unfold`, `fold`)."""
+"""Sampling at given places (`grid_sample`), images as columns of their blocks (`unfold`, `fold`), channels shuffled."""
 
 from __future__ import annotations
 
@@ -266,3 +266,16 @@ def col2im(x: Array, output_size: Ints, kernel: Ints, dilation: Ints, padding: I
             terms.append(hlo.pad(tap, 0, *edges))
         image = sum(terms[1:], terms[0])
     return image
+
+
+# --- channels ----------------------------------------------------------------------------------------------------
+
+
+@lower("channel_shuffle", "native_channel_shuffle")
+def channel_shuffle(x: Array, groups: int) -> Array:
+    """Channels in `groups` blocks, dealt out one of each block in turn."""
+    batch, channels, *rest = x.shape
+    if groups <= 0 or channels % groups:
+        raise RuntimeError(f"channel_shuffle: {groups} groups can't share {channels} channels evenly")
+    blocks = hlo.reshape(x, [batch, groups, channels // groups, *rest])
+    return hlo.reshape(hlo.transpose(blocks, [0, 2, 1, *range(3, blocks.ndim)]), x.shape)

@@ -11,12 +11,10 @@ Options = Mapping[str, str | bool | int | float]
 
 _MOVES = frozenset({"reshape", "transpose", "broadcast_in_dim", "constant", "slice"})
 _CONVERSION = _MOVES | {"convert"}
-_FUNCTIONS = frozenset(
-    {"exponential", "exponential_minus_one", "log", "log_plus_one", "logistic", "tanh", "erf", "rsqrt", "sqrt"}
-)
+_FUNCTIONS = frozenset({"exponential", "exponential_minus_one", "log", "log_plus_one", "logistic", "tanh", "erf"})
 _ARITHMETIC = _CONVERSION | {
     *("abs", "add", "and", "compare", "divide", "maximum", "minimum", "multiply", "negate", "not", "or", "select"),
-    *("subtract", "is_finite"),
+    *("subtract", "is_finite", "rsqrt", "sqrt"),
 }
 
 

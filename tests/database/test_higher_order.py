@@ -1,0 +1,13 @@
+"""Operators that take functions, in float32."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conformance.database import Entry
+from tests.database.compare import assert_conforms, in_float32
+
+
+@pytest.mark.parametrize("entry", in_float32("higher-order"), ids=str)
+def test_operator(entry: Entry) -> None:
+    assert_conforms(entry, samples=1)

@@ -1,0 +1,13 @@
+"""Optimizers of torch.optim in all their configurations, in float32."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conformance.database import Entry
+from tests.database.compare import assert_conforms, in_float32
+
+
+@pytest.mark.parametrize("entry", in_float32("optimizer"), ids=str)
+def test_optimizer(entry: Entry) -> None:
+    assert_conforms(entry, samples=0)

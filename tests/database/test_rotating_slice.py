@@ -1,0 +1,39 @@
+"""All dtypes and all checks, a slice of them a day: in `SLICES` days all of the database has been compared.
+
+`TORCH_TPU_TEST_SLICE=<number>` chooses the slice, for example that of a day on which it failed.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import zlib
+
+import pytest
+
+from tests.conformance.check import CHECKS
+from tests.conformance.database import Entry, entries
+from tests.database.compare import assert_conforms
+
+SLICES = 90
+
+
+def _today() -> int:
+    chosen = os.environ.get("TORCH_TPU_TEST_SLICE")
+    return int(chosen) % SLICES if chosen else datetime.date.today().toordinal() % SLICES
+
+
+def _slice(number: int) -> list[Entry]:
+    """Entries by a hash of their names, so that a new one moves no other."""
+    return [e for e in entries() if zlib.crc32(str(e).encode()) % SLICES == number]
+
+
+def test_slices_are_a_partition() -> None:
+    every = entries()
+    assert sorted(e for number in range(SLICES) for e in _slice(number)) == sorted(every)
+    assert max(len(_slice(number)) for number in range(SLICES)) < 2 * len(every) / SLICES
+
+
+@pytest.mark.parametrize("entry", _slice(_today()), ids=str)
+def test_entry(entry: Entry) -> None:
+    assert_conforms(entry, samples=2, checks=CHECKS, note=f"in the slice TORCH_TPU_TEST_SLICE={_today()}")
