@@ -17,6 +17,7 @@ import torch
 
 from torch_tpu.device import fork
 from torch_tpu.device.index import get_device_index
+from torch_tpu.eager import hooks
 
 __all__ = [
     "Event",
@@ -53,6 +54,8 @@ def synchronize(device: Any = None) -> None:
     # Asked of `sys.modules`: a process that never used the device has nothing to wait for, and stays without jaxlib.
     client = sys.modules.get("torch_tpu.runtime.client")
     if client is not None and client.is_initialised():
+        if hooks.flush is not None:
+            hooks.flush("synchronize")
         client.client().synchronize()
 
 

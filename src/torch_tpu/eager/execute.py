@@ -7,7 +7,7 @@ plan and its input values into a pending graph here.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +15,14 @@ import numpy as np
 import torch
 
 from torch_tpu import metrics
-from torch_tpu.eager import hooks, mode
+from torch_tpu.eager import chunk, graph, hooks, mode
+from torch_tpu.eager.graph import Pending
 from torch_tpu.eager.plan import Alias, Call, Fresh, Input, Plan, Slot, make_plan
 from torch_tpu.hlo import strided, types
 from torch_tpu.ops.derived import IsData
 from torch_tpu.runtime.client import Buffer, client, client_errors
 from torch_tpu.tensor.errors import device_mismatch, translate
-from torch_tpu.tensor.storage import Geometry, Value, new_storage, value_of, view
+from torch_tpu.tensor.storage import Geometry, Value, new_contiguous, new_storage, value_of, view
 from torch_tpu.tensor.transfer import to_numpy
 
 _matmul_precision = torch._C._get_float32_matmul_precision
@@ -173,6 +174,8 @@ def find_plan(key: tuple[Any, ...], make: Callable[[], Call]) -> Plan | Unsuppor
             return _plans[key]
         try:
             plan = make_plan(make())
+            if not mode.fused:
+                plan.compiled()
         except NotImplementedError as error:
             plan = Unsupported(str(error))
         except client_errors() as error:
@@ -185,6 +188,7 @@ def find_plan(key: tuple[Any, ...], make: Callable[[], Call]) -> Plan | Unsuppor
 def clear_plans() -> None:
     """Forgets every compiled program."""
     _plans.clear()
+    chunk.clear()
 
 
 # --- arguments ---------------------------------------------------------------------------------------------------
@@ -230,11 +234,11 @@ def _arguments(plan: Plan, sig: CallSignature, generator: Any) -> list[Buffer]:
         if array is None:
             array = initialise(sig.storages[i]).array
         arguments.append(array)
-    for i in plan.starts:
+    for i, _ in plan.starts:
         arguments.append(starts_buffer(sig.starts[i]))
     for i, dtype in plan.data:
         arguments.append(number_buffer(sig.data[i], dtype))
-    for i in plan.hosts:
+    for i, _ in plan.hosts:
         arguments.append(client().put(to_numpy(sig.hosts[i])))
     if plan.uses_rng:
         seed, offset = hooks.take_random(generator, plan.draws)
@@ -246,10 +250,12 @@ def _arguments(plan: Plan, sig: CallSignature, generator: Any) -> list[Buffer]:
 
 
 def submit(plan: Plan, sig: CallSignature, generator: Any = None) -> Any:
-    """Runs a plan on a call's tensors and returns what the operator returns."""
+    """Runs or records a plan on a call's tensors and returns what the operator returns."""
+    if mode.fused:
+        return _defer(plan, sig, generator)
     arguments = _arguments(plan, sig, generator)
     try:
-        results = plan.executable(arguments)
+        results = (plan.executable or plan.compiled())(arguments)
         if mode.blocking and results:
             results[-1].block_until_ready()
     except Exception as error:
@@ -259,35 +265,73 @@ def submit(plan: Plan, sig: CallSignature, generator: Any = None) -> Any:
         for slot, message, kind, value in plan.checks:
             if not client().get_bool(results[slot]):
                 raise kind(message if value is None else message.format(client().get(results[value])))
+    return _finish(plan, sig, lambda slot, g: Value(results[slot], g))
+
+
+def _defer(plan: Plan, sig: CallSignature, generator: Any) -> Any:
+    """Records a plan in this thread's graph."""
+    pending = graph.current()
+    values = []
+    for i in plan.bases:
+        value = sig.values[i]
+        if type(value) is Pending:
+            if value.graph is not None and value.graph is not pending:
+                value.graph.flush("used by another thread")
+        elif value.array is None:
+            value = initialise(sig.storages[i])
+        values.append(value)
+    numbers = _numbers(plan, sig, generator) if plan.numbers else None
+    with pending.lock:
+        first = pending.record(plan, values, numbers)
+        result = _finish(plan, sig, lambda slot, g: pending.value(first + slot, g))
+    pending.grown()
+    return result
+
+
+def _numbers(plan: Plan, sig: CallSignature, generator: Any) -> list[Sequence[Any]]:
+    """What is given for a plan's number parameters, in their order."""
+    numbers: list[Sequence[Any]] = [sig.starts[i] for i, _ in plan.starts]
+    numbers += [(sig.data[i],) for i, _ in plan.data]
+    numbers += [(to_numpy(sig.hosts[i])[()],) for i, _ in plan.hosts]
+    if plan.uses_rng:
+        seed, offset = hooks.take_random(generator, plan.draws)
+        numbers.append((seed, offset // 4))
+    return numbers
+
+
+def _finish(plan: Plan, sig: CallSignature, value: Callable[[int, Geometry], Value]) -> Any:
+    """Re-points written storages; the call's result made of the values in the plan's result slots."""
     for i, slot, g in plan.writes:
-        sig.storages[i].value = Value(results[slot], g)
+        sig.storages[i].value = value(slot, g)
     returned = plan.returned
     if type(returned) is Fresh:
-        return view(
-            new_storage(returned.geometry.nbytes, Value(results[returned.result], returned.geometry)),
-            returned.dtype,
-            returned.offset,
-            returned.sizes,
-            returned.strides,
-        )
+        return _fresh(returned, value(returned.result, returned.geometry))
     if type(returned) is Alias and returned.same:
         return sig.tensors[returned.input]
-    return _assemble(returned, results, sig, {})
+    return _assemble(returned, value, sig, {})
 
 
-def _assemble(tree: Any, results: list[Buffer], sig: CallSignature, storages: dict[int, Any]) -> Any:
+def _fresh(place: Fresh, value: Value) -> torch.Tensor:
+    if place.contiguous:
+        return new_contiguous(place.sizes, place.dtype, value)
+    storage = new_storage(place.geometry.nbytes, value)
+    return view(storage, place.dtype, place.offset, place.sizes, place.strides)
+
+
+def _assemble(tree: Any, value: Callable[[int, Geometry], Value], sig: CallSignature, storages: dict[int, Any]) -> Any:
     if isinstance(tree, Fresh):
         storage = storages.get(tree.result)
         if storage is None:
-            storage = new_storage(tree.geometry.nbytes, Value(results[tree.result], tree.geometry))
-            storages[tree.result] = storage
+            result = _fresh(tree, value(tree.result, tree.geometry))
+            storages[tree.result] = result.untyped_storage()
+            return result
         return view(storage, tree.dtype, tree.offset, tree.sizes, tree.strides)
     if isinstance(tree, Alias):
         if tree.same:
             return sig.tensors[tree.input]
         return view(sig.storages[tree.input], tree.dtype, tree.offset, tree.sizes, tree.strides)
     if isinstance(tree, (list, tuple)):
-        return type(tree)([_assemble(t, results, sig, storages) for t in tree])
+        return type(tree)([_assemble(t, value, sig, storages) for t in tree])
     return tree
 
 

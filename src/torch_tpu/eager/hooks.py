@@ -22,3 +22,7 @@ def _no_indices(index: int | None) -> int:
 
 # Raises for an index other than 0 that does not name this process's device either.
 check_index: Callable[[int | None], int] = _no_indices
+
+
+# Runs what has been recorded and not yet run, and says why; None where nothing ever was.
+flush: Callable[[str], None] | None = None

@@ -31,6 +31,7 @@ def kernel(*names: str) -> Callable[[Function], Function]:
 @cache
 def program(func: OpOverload) -> Callable[..., Any]:
     """The kernel that runs an overload as a compiled program."""
-    from torch_tpu.eager.operator import InPlaceLists, Operator
+    from torch_tpu.eager.operator import ListOperator, Operator
 
-    return InPlaceLists(func) if derived.writes_lists(func) else Operator(func)
+    is_list = derived.is_entrywise(func) or derived.writes_lists(func)
+    return ListOperator(func) if is_list else Operator(func)

@@ -7,12 +7,11 @@ import enum
 import os
 from collections.abc import Iterator
 
+from torch_tpu.eager import hooks
+
 
 class EagerMode(enum.Enum):
-    """The public names of TorchTPU.
-
-    DEFER_AND_FUSE is accepted and runs as DEFER_NEVER until fused execution exists.
-    """
+    """The public names of TorchTPU."""
 
     DEFER_AND_FUSE = "fused"
     DEFER_NEVER = "strict"
@@ -34,6 +33,7 @@ def _from_environment() -> EagerMode:
 _mode = _from_environment()
 # Read for every operator; process-wide, because backward runs in threads of its own.
 blocking = _mode is EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING
+fused = _mode is EagerMode.DEFER_AND_FUSE
 
 
 def get_eager_mode() -> EagerMode:
@@ -42,11 +42,14 @@ def get_eager_mode() -> EagerMode:
 
 def use_eager_mode(mode: EagerMode) -> None:
     """Sets the process-wide mode."""
-    global _mode, blocking
+    global _mode, blocking, fused
     if not isinstance(mode, EagerMode):
         raise TypeError(f"expected a torch.tpu.EagerMode, got {mode!r}")
+    if fused and hooks.flush is not None:
+        hooks.flush("mode")
     _mode = mode
     blocking = mode is EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING
+    fused = mode is EagerMode.DEFER_AND_FUSE
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from torch_tpu.eager import execute, hooks
+from torch_tpu.eager import execute, graph, hooks, mode
 from torch_tpu.eager.fallback import as_cpu_raises, run_on_cpu
 from torch_tpu.eager.memory import check_device
 from torch_tpu.eager.overlap import check_overlap
@@ -89,14 +89,45 @@ class Operator:
         return f"Operator({self.func})"
 
 
-class InPlaceLists(Operator):
-    """A kernel that writes every tensor of its first list, which autograd has to be told of: see `_foreach_add_`."""
+class ListOperator(Operator):
+    """An operator that does the same to each entry of its lists: `_foreach_add`, `_fused_adamw_`.
 
-    __slots__ = ()
+    In fused mode each entry is recorded by itself, so that equal entries share a program, however many there are.
+    """
+
+    __slots__ = ("lists", "tells_autograd")
+
+    def __init__(self, func: OpOverload) -> None:
+        super().__init__(func)
+        self.tells_autograd = derived.writes_lists(func)
+        self.lists = {a.name for a in self.sig.arguments if a.is_tensor_list or a.is_data_list}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        super().__call__(*args, **kwargs)
-        torch.autograd.graph.increment_version(args[0])
+        if mode.fused and (count := self._entries(args, kwargs)) > 1:
+            names = [a.name for a in self.sig.arguments]
+            results: list[Any] = []
+            with graph.current().one_call():
+                for i in range(count):
+                    entry = [self._entry(v, name, i) for v, name in zip(args, names, strict=False)]
+                    keywords = {name: self._entry(v, name, i) for name, v in kwargs.items()}
+                    results.extend(super().__call__(*entry, **keywords) or ())
+            returned = results or None
+        else:
+            returned = super().__call__(*args, **kwargs)
+        if self.tells_autograd:
+            # Autograd has to be told of writes to the entries of a list.
+            torch.autograd.graph.increment_version(args[0])
+            return None
+        return returned
+
+    def _entries(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """How many entries the lists have; 0 where that is not one number, which the operator itself refuses."""
+        named = dict(zip((a.name for a in self.sig.arguments), args, strict=False)) | kwargs
+        lengths = {len(v) for name, v in named.items() if name in self.lists and v}
+        return lengths.pop() if len(lengths) == 1 else 0
+
+    def _entry(self, value: Any, name: str, i: int) -> Any:
+        return [value[i]] if name in self.lists and value else value
 
 
 def checks_bounds() -> bool:

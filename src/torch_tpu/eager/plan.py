@@ -1,11 +1,13 @@
-"""A plan: the compiled program of one operator signature, and how its results become tensors.
+"""A plan: the program of one operator signature, and how its results become tensors.
 
 A plan is made by tracing the operator once on meta tensors (`ops.trace`), and found again by signature. It knows
-nothing of particular tensors, so the same plan can later be a node of a bigger program.
+nothing of particular tensors: strict modes compile and run it by itself, fused mode makes it part of bigger programs.
 """
 
 from __future__ import annotations
 
+import itertools
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +16,7 @@ import torch
 
 from torch_tpu import metrics
 from torch_tpu.hlo import array as hlo
-from torch_tpu.hlo import module, types
+from torch_tpu.hlo import module, strided, types
 from torch_tpu.hlo.array import Array
 from torch_tpu.ops.random_bits import Rng
 from torch_tpu.ops.trace import Base, Data, Tracer
@@ -71,7 +73,11 @@ class Slot:
 
 @dataclass(frozen=True)
 class Fresh:
-    """A new tensor: which program result its storage holds, and where in that storage it lies."""
+    """A new tensor: which program result its storage holds, and where in that storage it lies.
+
+    Attributes:
+        contiguous: it is all its storage holds, in row-major order.
+    """
 
     result: int
     geometry: Geometry
@@ -79,6 +85,7 @@ class Fresh:
     strides: tuple[int, ...]
     offset: int
     dtype: torch.dtype
+    contiguous: bool
 
 
 @dataclass(frozen=True)
@@ -93,11 +100,15 @@ class Alias:
     dtype: torch.dtype = torch.float32
 
 
-@dataclass(frozen=True)
 class Plan:
     """A program, where its arguments come from and what becomes of its results.
 
     Attributes:
+        number: unique in this process.
+        digest: equal for equal programs, in any process.
+        module: its StableHLO; `operations` are those it consists of, `custom_calls` the functions it calls.
+        values, numbers, results: the shapes and dtypes of its parameters that are values, of the others, and of what
+            it returns.
         bases, starts, data, hosts: which of a call's input values, view starts, numbers and host scalars are arguments,
             in this order; then the random state if `uses_rng`.
         draws: by how many 32-bit words the program advances the random generator.
@@ -106,16 +117,78 @@ class Plan:
         returned: what the call returns, with Fresh and Alias in place of tensors.
     """
 
-    executable: Executable
-    bases: tuple[int, ...]
-    starts: tuple[int, ...]
-    data: tuple[tuple[int, torch.dtype], ...]
-    hosts: tuple[int, ...]
-    uses_rng: bool
-    draws: int
-    writes: tuple[tuple[int, int, Geometry], ...]
-    checks: tuple[tuple[int, str, type[Exception], int | None], ...]
-    returned: Any
+    __slots__ = (
+        "bases",
+        "checks",
+        "custom_calls",
+        "data",
+        "digest",
+        "draws",
+        "executable",
+        "hosts",
+        "module",
+        "name",
+        "number",
+        "numbers",
+        "operations",
+        "results",
+        "returned",
+        "starts",
+        "uses_rng",
+        "values",
+        "writes",
+    )
+    _numbers = itertools.count()
+
+    def __init__(
+        self,
+        name: str,
+        built: Any,
+        parameters: Sequence[module.Spec],
+        results: list[module.Spec],
+        operations: set[str],
+        custom_calls: set[str],
+        *,
+        bases: tuple[int, ...],
+        starts: tuple[tuple[int, int], ...],
+        data: tuple[tuple[int, torch.dtype], ...],
+        hosts: tuple[tuple[int, torch.dtype], ...],
+        uses_rng: bool,
+        draws: int,
+        writes: tuple[tuple[int, int, Geometry], ...],
+        checks: tuple[tuple[int, str, type[Exception], int | None], ...],
+        returned: Any,
+    ) -> None:
+        self.number = next(self._numbers)
+        self.name = name
+        self.module = built
+        self.digest = zlib.crc32(str(built).encode())
+        self.values = tuple(parameters[: len(bases)])
+        self.numbers = tuple(parameters[len(bases) :])
+        self.results = results
+        self.operations = operations
+        self.custom_calls = custom_calls
+        self.bases = bases
+        self.starts = starts
+        self.data = data
+        self.hosts = hosts
+        self.uses_rng = uses_rng
+        self.draws = draws
+        self.writes = writes
+        self.checks = checks
+        self.returned = returned
+        self.executable: Executable | None = None
+
+    def compiled(self) -> Executable:
+        """The program by itself, compiled when first asked for."""
+        if self.executable is None:
+            self.executable = client().compile(
+                self.module,
+                [(shape, types.numpy_dtype(dtype)) for shape, dtype in self.results],
+                options=options_for(self.operations) if client().is_host_memory else None,
+                custom_calls=self.custom_calls,
+            )
+        return self.executable
 
 
 def data_dtype(value: bool | int | float | complex, wide: bool) -> torch.dtype:
@@ -225,7 +298,9 @@ class _Builder:
             self.fresh_index[id(base)] = len(self.results)
             self.results.append(base.value())
         g = geometry(base.sizes, base.strides, base.dtype)
-        return Fresh(self.fresh_index[id(base)], g, *place, returned.dtype)
+        whole = returned.numel() * returned.element_size() == g.nbytes
+        contiguous = whole and returned.stride() == strided.contiguous_strides(returned.shape)
+        return Fresh(self.fresh_index[id(base)], g, *place, returned.dtype, contiguous)
 
 
 def _fill(value: Any, table: dict[str, Sequence[Any]]) -> Any:
@@ -240,27 +315,26 @@ def _fill(value: Any, table: dict[str, Sequence[Any]]) -> Any:
 
 
 def make_plan(call: Call) -> Plan:
-    """Traces and compiles; raises what PyTorch raises for wrong arguments, and NoLowering."""
+    """Traces a call; raises what PyTorch raises for wrong arguments, and NoLowering."""
     with module.building:
         builder = _Builder(call)
         target = module.Target(client().platform_name)
         built, results = module.build(call.name, target, builder.specs, builder.body)
         used = module.drop_unused_parameters(built)
-        options = options_for(module.operations(built)) if target.platform == "cpu" else {}
+        operations = module.operations(built)
     arguments = [p for p, is_used in zip(builder.parameters, used, strict=True) if is_used]
-    executable = client().compile(
-        built,
-        [(shape, types.numpy_dtype(dtype)) for shape, dtype in results],
-        options=options,
-        custom_calls=target.custom_calls,
-    )
     metrics.count("program")
     return Plan(
-        executable,
+        call.name,
+        built,
+        [spec for spec, is_used in zip(builder.specs, used, strict=True) if is_used],
+        results,
+        operations,
+        target.custom_calls,
         bases=tuple(i for kind, i in arguments if kind == "base"),
-        starts=tuple(i for kind, i in arguments if kind == "starts"),
+        starts=tuple((i, call.inputs[i].starts) for kind, i in arguments if kind == "starts"),
         data=tuple((i, data_dtype(call.data[i], call.wide)) for kind, i in arguments if kind == "data"),
-        hosts=tuple(i for kind, i in arguments if kind == "host"),
+        hosts=tuple((i, call.hosts[i]) for kind, i in arguments if kind == "host"),
         uses_rng=("rng", 0) in arguments,
         draws=builder.rng.drawn if builder.rng is not None else 0,
         writes=tuple(builder.writes),

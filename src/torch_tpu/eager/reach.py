@@ -183,6 +183,7 @@ class _Uncompiled:
 
     def __init__(self) -> None:
         self.platform_name = client().platform_name
+        self.is_host_memory = client().is_host_memory
 
     def compile(self, module: Any, results: Any, *, custom_calls: Any = (), options: Any = None) -> Any:
         module.operation.verify()

@@ -30,10 +30,12 @@ class Target:
     Attributes:
         platform: PJRT's name of the platform, such as "cpu" or "tpu".
         custom_calls: names of the functions it calls that XLA must know.
+        functions: private functions copied into it, by the `main` they are copies of.
     """
 
     platform: str
     custom_calls: set[str] = field(default_factory=set)
+    functions: dict[Any, str] = field(default_factory=dict)
 
 
 # Of the modules being built, the innermost last; `building` guards it.
@@ -59,6 +61,35 @@ def context() -> ir.Context:
     return _context
 
 
+def main(module: ir.Module) -> Any:
+    """The function `main` of a module."""
+    return next(op for op in module.body.operations if isinstance(op, func.FuncOp))
+
+
+def parameter_types(module: ir.Module) -> list[Any]:
+    """The MLIR types of the parameters of a module's `main`."""
+    return list(main(module).type.inputs)
+
+
+def call(callee: ir.Module, operands: Sequence[Any], results: Sequence[Spec]) -> list[Array]:
+    """Calls the `main` of another module from the one under construction, which gets one copy of it.
+
+    Args:
+        results: shapes and dtypes of what it returns.
+    """
+    function = main(callee)
+    functions = target().functions
+    name = functions.get(callee)
+    if name is None:
+        name = functions[callee] = f"f{len(functions)}"
+        caller = ir.InsertionPoint.current.block.owner
+        copy = function.operation.clone(ir.InsertionPoint(caller))
+        copy.attributes["sym_name"] = ir.StringAttr.get(name)
+        copy.attributes["sym_visibility"] = ir.StringAttr.get("private")
+    called = func.CallOp(function.type.results, ir.FlatSymbolRefAttr.get(name), operands)
+    return [Array(v, shape, dtype) for v, (shape, dtype) in zip(called.results, results, strict=True)]
+
+
 def build(
     name: str, target: Target, parameters: Sequence[Spec], body: Callable[..., Sequence[Array]]
 ) -> tuple[ir.Module, list[Spec]]:
@@ -68,14 +99,14 @@ def build(
         module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
         with ir.InsertionPoint(module.body):
             argument_types = [types.tensor_type(shape, dtype) for shape, dtype in parameters]
-            main: Any = func.FuncOp("main", (argument_types, []))
-            main.attributes["sym_visibility"] = ir.StringAttr.get("public")
-            block = main.add_entry_block()
+            function: Any = func.FuncOp("main", (argument_types, []))
+            function.attributes["sym_visibility"] = ir.StringAttr.get("public")
+            block = function.add_entry_block()
         with ir.InsertionPoint(block):
             arguments = [Array(v, s, d) for v, (s, d) in zip(block.arguments, parameters, strict=True)]
             results = body(*arguments)
             func.return_([r.value for r in results])
-        main.attributes["function_type"] = ir.TypeAttr.get(
+        function.attributes["function_type"] = ir.TypeAttr.get(
             ir.FunctionType.get(argument_types, [r.value.type for r in results])
         )
         return module, [(r.shape, r.dtype) for r in results]
@@ -93,20 +124,19 @@ def _under_construction(target: Target) -> Iterator[None]:
 def drop_unused_parameters(module: ir.Module) -> list[bool]:
     """Removes the parameters of `main` that nothing reads; returns for each whether it was read."""
     with building, context(), ir.Location.unknown():
-        main: Any = next(op for op in module.body.operations if isinstance(op, func.FuncOp))
-        block = main.entry_block
+        function = main(module)
+        block = function.entry_block
         used = [any(True for _ in argument.uses) for argument in block.arguments]
         for i in reversed(range(len(used))):
             if not used[i]:
                 block.erase_argument(i)
         kept = [argument.type for argument in block.arguments]
-        main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(kept, main.type.results))
+        function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(kept, function.type.results))
     return used
 
 
 def operations(module: ir.Module) -> set[str]:
     """The names of the operations of `main`, without their dialect; those of inner regions are left out."""
     with building:
-        main: Any = next(op for op in module.body.operations if isinstance(op, func.FuncOp))
-        names = (op.operation.name for op in main.entry_block.operations)
+        names = (op.operation.name for op in main(module).entry_block.operations)
         return {name.partition(".")[2] for name in names if not name.startswith("func.")}

@@ -134,6 +134,14 @@ def foreach_element(func: OpOverload) -> OpOverload | None:
     return _foreach_overload(packet.removesuffix("_"), func._schema.overload_name)
 
 
+_FUSED_OPTIMIZERS = frozenset({"_fused_adagrad_", "_fused_adam_", "_fused_adamw_", "_fused_sgd_"})
+
+
+def is_entrywise(func: OpOverload) -> bool:
+    """Whether an operator does the same to each entry of its lists, independently of the others."""
+    return foreach_element(func) is not None or func._schema.name.partition("::")[2] in _FUSED_OPTIMIZERS
+
+
 def writes_lists(func: OpOverload) -> bool:
     """Whether an operator is an in-place form of foreach."""
     return func._schema.name.startswith("aten::_foreach_") and signature(func).is_inplace

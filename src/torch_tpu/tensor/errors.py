@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from types import FrameType
+from types import CodeType, FrameType
 
 import torch
 
@@ -15,13 +15,23 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
 
 
+_user_codes: dict[CodeType, bool] = {}
+
+
+def is_user_code(code: CodeType) -> bool:
+    """Whether code belongs neither to torch nor to this package."""
+    found = _user_codes.get(code)
+    if found is None:
+        found = _user_codes[code] = not code.co_filename.startswith((_PACKAGE, _TORCH, "<frozen"))
+    return found
+
+
 def user_line() -> str:
     """`file:line` of the innermost frame that belongs neither to torch nor to this package."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith((_PACKAGE, _TORCH, "<frozen")):
-            return f"{name}:{frame.f_lineno}"
+        if is_user_code(frame.f_code):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return "unknown place (called from C++)"
 
@@ -33,17 +43,22 @@ def device_mismatch(other: torch.Tensor) -> RuntimeError:
     )
 
 
-def translate(error: Exception) -> Exception:
-    """A PJRT error as PyTorch would raise it."""
+def translate(error: Exception, place: str = "") -> Exception:
+    """A PJRT error as PyTorch would raise it.
+
+    Args:
+        place: where it arose, if that is not where the program is now.
+    """
     text = str(error)
+    place = place or f"at {user_line()}"
     if "RESOURCE_EXHAUSTED" in text or "Out of memory" in text:
         memory.counter.out_of_memory += 1
         held = memory.allocated() / 2**20
         return torch.OutOfMemoryError(
-            f"TPU out of memory at {user_line()}. {held:,.1f} MiB are allocated (peak {memory.peak() / 2**20:,.1f}); "
+            f"TPU out of memory {place}. {held:,.1f} MiB are allocated (peak {memory.peak() / 2**20:,.1f}); "
             f"the largest: {'; '.join(client().largest_live(5)) or 'none'}. torch.tpu.memory_stats() has the counts. "
             f"XLA said: {text.splitlines()[0][:300]}"
         )
     if type(error).__module__.startswith("jaxlib"):
-        return RuntimeError(f"the tpu device failed at {user_line()}: {text[:2000]}")
+        return RuntimeError(f"the tpu device failed {place}: {text[:2000]}")
     return error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,10 @@ from torch_tpu.tensor.storage import Geometry, Value, geometry, new_tensor, valu
 
 # numpy has no dtype for these; their bits travel as an integer of the same width.
 _AS_INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+# Called before a value is shown to the host: raises what the programs that led to it found wrong.
+before_reading: Callable[[], None] | None = None
 
 
 def to_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
@@ -38,13 +42,22 @@ def from_numpy(array: npt.NDArray[Any], dtype: torch.dtype) -> torch.Tensor:
     return _wrap(array)
 
 
+class _Writable:
+    """Read-only memory as numpy's array interface for writable memory: torch warns about the former, though what is
+    made here is only ever read. Keeps the memory's owner alive."""
+
+    __slots__ = ("__array_interface__", "_owner")
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self._owner = array
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+
+
 def _wrap(array: npt.NDArray[Any]) -> torch.Tensor:
-    if not array.flags.writeable and array.size:
-        # torch warns about read-only memory, although what is made here is only ever read.
-        memory = (ctypes.c_char * array.nbytes).from_address(array.__array_interface__["data"][0])
-        memory._owner = array  # type: ignore[attr-defined]  # keeps the device buffer alive
-        array = np.ndarray(array.shape, array.dtype, memoryview(memory), strides=array.strides)
-    return torch.from_numpy(array if array.size else array.copy())
+    if not array.size:
+        return torch.from_numpy(array.copy())
+    return torch.from_numpy(array if array.flags.writeable else np.asarray(_Writable(array)))
 
 
 def upload(tensor: torch.Tensor) -> Buffer:
@@ -80,6 +93,8 @@ def host_view(tensor: torch.Tensor) -> torch.Tensor:
     g: Geometry = value.geometry
     if value.array is None or tensor.numel() == 0:
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
+    if before_reading is not None:
+        before_reading()
     array = client().get(value.array)
     metrics.count("device_to_host_bytes", array.nbytes)
     elements = from_numpy(array, g.dtype)

@@ -1,0 +1,1 @@
+"""How operators are recorded, fused and run."""

@@ -1,0 +1,305 @@
+"""Fused eager: what is recorded gives what the CPU gives, runs when it must, and equal layers share programs."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from torch_tpu import metrics
+from torch_tpu.eager import chunk, graph
+from torch_tpu.eager.plan import Plan
+from torch_tpu.runtime.client import Executable
+
+EagerMode = torch.tpu.EagerMode
+
+
+@pytest.fixture(autouse=True)
+def _fused() -> Iterator[None]:
+    with torch.tpu.set_eager_mode(EagerMode.DEFER_AND_FUSE):
+        yield
+
+
+def counted(name: str) -> float:
+    return metrics.counters().get(name, 0)
+
+
+def test_nothing_runs_before_a_value_is_needed():
+    x = torch.arange(6.0, device="tpu").reshape(2, 3)
+    torch.tpu.synchronize()
+    before = counted("execute")
+    y = ((x + 1) * 2) @ x.T
+    y[0] -= 1
+    assert counted("execute") == before
+    assert y.tolist() == [[15.0, 51.0], [34.0, 124.0]]
+    assert counted("execute") == before + 1
+
+
+def test_dead_results_are_not_computed():
+    x = torch.ones(4, 4, device="tpu")
+    torch.tpu.synchronize()
+    before = counted("fused_program"), counted("execute")
+    unused = torch.sort(x + 3)
+    del unused
+    torch.tpu.synchronize()
+    assert (counted("fused_program"), counted("execute")) == before
+
+
+def test_only_what_is_referred_to_becomes_a_buffer():
+    x = torch.ones(1000, device="tpu")
+    torch.tpu.synchronize()
+    before = torch.tpu.memory_allocated()
+    y = (x * 2 + 1).exp().sum()
+    assert y.item() == pytest.approx(1000 * torch.tensor(3.0).exp().item(), rel=1e-5)
+    assert torch.tpu.memory_allocated() - before == 4
+
+
+def test_a_write_does_not_change_what_was_read_before():
+    x = torch.zeros(3, device="tpu")
+    copy, view = x.clone(), x[1:]
+    y = x + 1
+    x.fill_(5)
+    view *= 2
+    assert (copy.tolist(), y.tolist(), x.tolist()) == ([0.0] * 3, [1.0] * 3, [5.0, 10.0, 10.0])
+
+
+def test_numbers_are_data():
+    x = torch.ones(3, device="tpu")
+    results = []
+    compiled = []
+    for step in range(5):
+        y = x * (0.1 * step) + step
+        y[step % 3] = step
+        results.append(y.tolist())
+        compiled.append(counted("fused_program"))
+    want = []
+    for step in range(5):
+        y = torch.ones(3) * (0.1 * step) + step
+        y[step % 3] = step
+        want.append(y.tolist())
+    assert results == want
+    assert compiled[-1] == compiled[3]  # y[0] is where y starts, y[1] and y[2] are not
+
+
+def test_random_numbers_are_those_of_strict_mode():
+    def draw() -> list[float]:
+        torch.manual_seed(3)
+        a = torch.randn(5, device="tpu")
+        b = nn.functional.dropout(torch.ones(20, device="tpu"), 0.5)
+        return [*a.tolist(), *b.tolist(), *torch.rand(3, device="tpu").tolist()]
+
+    fused = draw()
+    with torch.tpu.set_eager_mode(EagerMode.DEFER_NEVER):
+        assert draw() == fused
+
+
+def test_leaving_the_mode_runs_what_is_pending():
+    x = torch.ones(2, device="tpu") + 1
+    with torch.tpu.set_eager_mode(EagerMode.DEFER_NEVER):
+        assert (x * 2).tolist() == [4.0, 4.0]
+
+
+def test_graphs_of_other_threads_are_run_when_used():
+    results: list[torch.Tensor] = []
+    x = torch.ones(3, device="tpu") * 2
+
+    def work() -> None:
+        with torch.tpu.set_eager_mode(EagerMode.DEFER_AND_FUSE):
+            results.append(x + 1)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert (results[0] * 2).tolist() == [6.0] * 3
+
+
+def test_many_threads_record_at_once():
+    errors: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            x = torch.full((4, 4), float(seed), device="tpu")
+            for _ in range(300):
+                x = x * 0.5 + seed
+            host = torch.full((4, 4), float(seed))
+            for _ in range(300):
+                host = host * 0.5 + seed
+            torch.testing.assert_close(x.cpu(), host)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+# --- errors ------------------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_index_names_the_operator_and_the_line():
+    table = torch.randn(4, 2, device="tpu")
+    row = nn.functional.embedding(torch.tensor([1, 7], device="tpu"), table)  # the line
+    line = test_a_wrong_index_names_the_operator_and_the_line.__code__.co_firstlineno + 2
+    with pytest.raises(IndexError, match=rf"embedding, called at .*test_fused\.py:{line}\)"):
+        row.sum().item()
+    assert (table * 0).sum().item() == 0  # not sticky, and the other tensors are as before
+
+
+def test_what_fails_to_compile_names_its_line_and_spares_the_rest(monkeypatch):
+    x = torch.ones(3, device="tpu")
+    good = x + 1
+    bad = x.sin()
+    worse = bad + 1
+    line = test_what_fails_to_compile_names_its_line_and_spares_the_rest.__code__.co_firstlineno + 3
+    compiled = Plan.compiled
+
+    def refuse(*args: object) -> None:
+        raise RuntimeError("too large")
+
+    def all_but_sin(plan: Plan) -> Executable:
+        return refuse() if plan.name == "sin" else compiled(plan)
+
+    monkeypatch.setattr(chunk, "find", refuse)
+    monkeypatch.setattr(Plan, "compiled", all_but_sin)
+    with pytest.raises(RuntimeError, match="too large") as caught:
+        good.tolist()
+    assert f"in sin, called at {__file__}:{line}" in str(caught.value)
+    assert good.tolist() == [2.0] * 3
+    with pytest.raises(RuntimeError, match="never computed"):
+        worse.tolist()
+    monkeypatch.undo()
+    assert (good * 2).tolist() == [4.0] * 3
+
+
+def test_an_interruption_leaves_the_graph(monkeypatch):
+    y = torch.ones(3, device="tpu") + 1
+
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(chunk, "find", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        y.tolist()
+    monkeypatch.undo()
+    assert y.tolist() == [2.0] * 3
+
+
+# --- where graphs are cut ----------------------------------------------------------------------------------------
+
+
+def test_a_long_graph_runs_while_it_grows():
+    x = torch.zeros(2, device="tpu")
+    torch.tpu.synchronize()
+    before = counted("execute")
+    for _ in range(10 * graph.SHORTEST_CHUNK):
+        x = x + 1
+    assert 4 <= counted("execute") - before <= 10
+    assert x.tolist() == [10.0 * graph.SHORTEST_CHUNK] * 2
+
+
+def mlp(layers: int) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(m for _ in range(layers) for m in (nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU()))).to("tpu")
+
+
+def programs_of_a_step(layers: int) -> float:
+    model, x = mlp(layers), torch.ones(2, 8, device="tpu")
+    chunk.clear()
+    before = counted("fused_program")
+    model(x).square().mean().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all().item() for p in model.parameters())
+    return counted("fused_program") - before
+
+
+def test_equal_layers_share_programs():
+    """Twice as many layers are cut into twice as many chunks, but need hardly more programs."""
+    assert programs_of_a_step(240) <= programs_of_a_step(120) + 1
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_equal_parameters_share_the_optimizer_program(fused):
+    model = mlp(12)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused, foreach=not fused)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    torch.tpu.synchronize()
+    chunk.clear()
+    before = counted("fused_program")
+    optimizer.step()
+    torch.tpu.synchronize()
+    assert counted("fused_program") - before <= 6  # two shapes; with foreach, chunks of different lengths
+    host = mlp(12).cpu()
+    on_host = torch.optim.AdamW(host.parameters(), lr=0.1)
+    for p in host.parameters():
+        p.grad = torch.ones_like(p)
+    on_host.step()
+    on_host.step()
+    for got, want in zip(model.parameters(), host.parameters(), strict=True):
+        torch.testing.assert_close(got.cpu(), want)
+
+
+# --- a training loop ---------------------------------------------------------------------------------------------
+
+
+def train(device: str, steps: int) -> tuple[list[float], list[float]]:
+    """Schedule, accumulation, clipping, EMA, a loss read every third step; the number of programs after each step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 3)).to(device)
+    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(1)).to(device)
+    y = torch.arange(8).remainder(3).to(device)
+    losses, programs = [], []
+    for step in range(steps):
+        for half in (slice(0, 4), slice(4, 8)):
+            loss = nn.functional.cross_entropy(model(x[half]), y[half]) / 2
+            loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        average.update_parameters(model)
+        if step % 3 == 2:
+            losses.append(loss.item())
+        programs.append(counted("fused_program"))
+    losses += [p.sum().item() for p in average.parameters()]
+    return losses, programs
+
+
+def test_a_training_loop_compiles_nothing_after_its_third_step():
+    got, programs = train("tpu", 12)
+    want, _ = train("cpu", 12)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    assert programs[-1] == programs[3]
+
+
+def test_pending_graphs_leave_nothing_to_the_garbage_collector():
+    def use() -> None:
+        x = torch.ones(10, device="tpu")
+        for _ in range(200):
+            x = x + 1
+        x.tolist()
+
+    use()  # tracing and compiling make cycles, once
+    gc.collect()
+    gc.disable()
+    try:
+        y = torch.ones(10, device="tpu") + 1
+        value = weakref.ref(y.untyped_storage().value)
+        del y
+        assert value() is None
+        torch.tpu.synchronize()
+        use()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
