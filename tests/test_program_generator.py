@@ -38,7 +38,7 @@ def test_every_kind_of_step_occurs(programs: list[Program]) -> None:
     assert set(counts) == set(KINDS)
     assert min(counts.values()) >= 2
     text = "\n".join(map(str, programs))
-    for part in ("as_strided", "::2", "requires_grad_", "out=t", ".unfold(", "inf", "2**40", "1j", "None", "..."):
+    for part in ("as_strided", "::2", "requires_grad_", "out=t", ".unfold(", "inf", "2**", "1j", "None", "..."):
         assert part in text
     # Programs go on after what the CPU refuses, but are mostly made of what it does.
     refused = sum(step.raises is not None for p in programs for step in p.steps)
