@@ -135,3 +135,13 @@ def test_without_batch_and_empty(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("function", [lambda x: F.max_pool2d(x, 3, 2, 1), lambda x: F.avg_pool2d(x, 3, 2, 1)])
 def test_channels_last_strides(function: Any) -> None:
     check(function, torch.randn(2, 4, 7, 7).to(memory_format=torch.channels_last))
+
+
+@pytest.mark.parametrize("ceil_mode", [False, True])
+def test_gradient_of_windows_side_by_side(ceil_mode: bool) -> None:
+    x = torch.randn(2, 3, 7, 8)
+    x[0, 0], x[0, 1], x[1, 0, 2] = -torch.inf, 1, torch.nan
+    check(lambda x: F.max_pool2d(x, (2, 3), ceil_mode=ceil_mode), x.requires_grad_())
+    check(lambda x: F.max_pool1d(x, 3, ceil_mode=ceil_mode), torch.randn(2, 11, requires_grad=True))
+    check(lambda x: F.max_pool3d(x, 2, ceil_mode=ceil_mode), torch.randn(1, 2, 5, 4, 3, requires_grad=True))
+    check(lambda x: F.max_pool2d(x, 2, ceil_mode=ceil_mode), torch.randn(3, 5, 5).bfloat16().requires_grad_())

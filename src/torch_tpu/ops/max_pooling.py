@@ -130,7 +130,29 @@ def max_pool_backward(
     ceil_mode: bool,
     indices: Array,
 ) -> Array:
+    kernel = per_dimension(kernel_size, spatial)
+    apart = per_dimension(stride or kernel_size, spatial) == kernel and grad.size > 0
+    if apart and not any(per_dimension(padding, spatial)) and all(d == 1 for d in per_dimension(dilation, spatial)):
+        return _over_tiles(grad, indices, kernel, x.shape)
     return add_at(grad, indices, spatial, x.shape)
+
+
+def _over_tiles(grad: Array, indices: Array, kernel: Ints, shape: Ints) -> Array:
+    """The gradient where windows lie side by side: each element compares its position with that of its window."""
+    spatial = len(kernel)
+    leading, sizes, results = list(shape[:-spatial]), shape[-spatial:], grad.shape[-spatial:]
+    tiles = [*leading, *(n for pair in zip(results, kernel, strict=True) for n in pair)]
+    dims = [*range(len(leading)), *(len(leading) + 2 * i for i in range(spatial))]
+    tiled = [r * k for r, k in zip(results, kernel, strict=True)]
+    missing = [0] * len(leading) + [size - t for size, t in zip(sizes, tiled, strict=True)]
+
+    def spread(x: Array, beyond: int) -> Array:
+        x = hlo.broadcast_in_dim(x, tiles, dims).reshape(*leading, *tiled)
+        return hlo.pad(x, beyond, [0] * len(shape), missing)
+
+    dtype = _position_dtype(sizes)
+    position = hlo.iota((math.prod(sizes),), 0, dtype).reshape(*sizes)
+    return hlo.select(spread(hlo.convert(indices, dtype), -1).eq(position), spread(grad, 0), 0)
 
 
 for _spatial in (2, 3):
