@@ -169,6 +169,12 @@ def test_resizing_integers(mode: str, dtype: torch.dtype) -> None:
     same_outcome(lambda x: torch.nn.functional.interpolate(x, (3, 5), mode=mode), x)
 
 
+def test_no_convolution_of_bools() -> None:
+    x = torch.ones(1, 1, 4, dtype=torch.bool)
+    with pytest.raises(RuntimeError, match="not implemented"):
+        torch.nn.functional.conv1d(x.to("tpu"), x.to("tpu"))
+
+
 def test_what_the_cpu_refuses_too_is_no_fallback() -> None:
     with no_fallback():
         same_outcome(lambda x: torch._foreach_mm([x.reshape(1, 2)], [x.reshape(2, 1)]), BOOLS)

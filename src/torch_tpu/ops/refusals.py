@@ -19,6 +19,8 @@ _BOOL = frozenset(
         "argmax",
         "argmin",
         "ceil",
+        "convolution",
+        "convolution_overrideable",
         "floor",
         "kthvalue",
         "median",
