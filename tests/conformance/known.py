@@ -22,7 +22,12 @@ class Fallback(NamedTuple):
 
 
 # (entry, check) → reason.
-FAILURES: dict[tuple[Entry, str], str] = {}
+FAILURES: dict[tuple[Entry, str], str] = {
+    (Entry("nn.TransformerEncoder", "train", "bfloat16", "module"), "gradient"): (
+        "the sample with relu is four times as far from float32 as the CPU's result; not looked into yet, probably a "
+        "value that rounds to the other side of relu's kink"
+    ),
+}
 
 FALLBACKS: dict[str, Fallback] = {
     "testlib::mutating_custom_op": Fallback(
