@@ -30,9 +30,7 @@ TOLERANCES: dict[str, Tolerance] = {
     "erfinv": Tolerance(1e-5, 1e-5, "the gradient is exp(erfinv²): an error of one bit grows by its size", _F32),
     "grid_sampler_2d": Tolerance(1.3e-6, 2e-4, _CANCELS, _F32),
     "linalg.cond": Tolerance(2.5e-6, 1e-4, _CANCELS, ("complex64",)),
-    "linalg.householder_product": Tolerance(
-        1.3e-6, 5e-4, "gradients of size 190, off by 1e-4 as are the CPU's by 3e-5", _SINGLE
-    ),
+    "linalg.householder_product": Tolerance(1e-4, 1e-3, "gradients of size 2.8e3; " + _CANCELS, _SINGLE),
     "linalg.pinv": Tolerance(2e-5, 5e-4, "gradients of size 120, by differences of eigenvalues; " + _CANCELS, _SINGLE),
     "logcumsumexp": Tolerance(1e-4, 3e-3, _CANCELS, _SINGLE),
     "matrix_exp": Tolerance(1e-5, 1e-1, "results of size 1e5 and more; the CPU's is further off", _SINGLE),
