@@ -10,9 +10,9 @@ import ctypes
 import os
 import platform
 
-# Numbers of malloc.h, and the largest that glibc takes for the second.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_LARGEST_ON_THE_HEAP, _KEPT = 32 * 2**20, 2**30
+# Numbers of malloc.h, and the largest that glibc takes for the last.
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
+_LARGEST_ON_THE_HEAP, _KEPT, _THREAD_HEAP = 32 * 2**20, 2**30, 64 * 2**20
 
 
 def keep_freed_memory() -> None:
@@ -23,3 +23,5 @@ def keep_freed_memory() -> None:
     mallopt = ctypes.CDLL(None).mallopt
     mallopt(_MMAP_THRESHOLD, _LARGEST_ON_THE_HEAP)
     mallopt(_TRIM_THRESHOLD, _KEPT)
+    # Of XLA's threads, whose heaps are cut into pieces of this size, each given back when it is empty.
+    mallopt(_TOP_PAD, _THREAD_HEAP)
