@@ -32,10 +32,15 @@ def run_all(seeds: Sequence[int], mode: str, workers: int) -> Iterator[list[Resu
     Raises:
         RuntimeError: where a program ends its process; it says which seeds were running.
     """
+    # A pool per round: the executor's own `max_tasks_per_child` hangs when every worker has had its share.
+    most = BATCH * BATCHES_PER_PROCESS * workers
+    for i in range(0, len(seeds), most):
+        yield from _round(seeds[i : i + most], mode, workers)
+
+
+def _round(seeds: Sequence[int], mode: str, workers: int) -> Iterator[list[Result]]:
     batches = [seeds[i : i + BATCH] for i in range(0, len(seeds), BATCH)]
-    with ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), max_tasks_per_child=BATCHES_PER_PROCESS
-    ) as pool:
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         running = {pool.submit(check_all, batch, mode): batch for batch in batches}
         for future in as_completed(running):
             try:
