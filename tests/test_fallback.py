@@ -11,35 +11,36 @@ from tests.compare import assert_same
 from torch_tpu import metrics
 from torch_tpu.eager import fallback
 
-NAME = "aten::linalg_ldl_factor_ex"  # jaxlib ships no LDLᵀ factorisation
+NAME = "aten::_test_optional_intlist"  # an operator of PyTorch's own tests, for which nobody needs a lowering
+operator = torch.ops.aten._test_optional_intlist
 
 
-def _matrix() -> torch.Tensor:
-    half = torch.randn(4, 4, generator=torch.Generator().manual_seed(3))
-    return half @ half.T + torch.eye(4)
+def _values() -> torch.Tensor:
+    return torch.tensor([10, 20], dtype=torch.int32)
 
 
 def test_runs_on_the_cpu_and_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_TPU_FALLBACK", "allow")
-    x = _matrix()
+    x = _values()
     before = metrics.counters().get(f"fallback::{NAME}", 0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        got = torch.linalg.ldl_factor_ex(x.to("tpu"))
-    assert got.LD.device.type == "tpu"
-    assert_same(tuple(got), tuple(torch.linalg.ldl_factor_ex(x)))
+        got = operator(x.to("tpu"), [1, 2])
+    assert got.device.type == "tpu"
+    assert_same(got, operator(x, [1, 2]))
+    assert got.tolist() == [11, 22]
     assert metrics.counters()[f"fallback::{NAME}"] == before + 1
-    assert "linalg_ldl_factor_ex" in metrics.report()
+    assert "_test_optional_intlist" in metrics.report()
 
 
 def test_one_warning_names_the_operator_and_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_TPU_FALLBACK", "warn")
     monkeypatch.setattr(fallback, "_warned", set())
-    x = _matrix().to("tpu")
+    x = _values().to("tpu")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        torch.linalg.ldl_factor_ex(x)
-        torch.linalg.ldl_factor_ex(x)
+        operator(x, [1, 2])
+        operator(x, [1, 2])
     messages = [str(w.message) for w in caught if NAME in str(w.message)]
     assert len(messages) == 1
     assert "test_fallback.py:" in messages[0]
@@ -47,8 +48,8 @@ def test_one_warning_names_the_operator_and_the_line(monkeypatch: pytest.MonkeyP
 
 def test_error_policy_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_TPU_FALLBACK", "error")
-    with pytest.raises(NotImplementedError, match=r"linalg_ldl_factor_ex.*test_fallback\.py:\d+.*forbids"):
-        torch.linalg.ldl_factor_ex(_matrix().to("tpu"))
+    with pytest.raises(NotImplementedError, match=r"_test_optional_intlist.*test_fallback\.py:\d+.*forbids"):
+        operator(_values().to("tpu"), None)
 
 
 def test_error_policy_leaves_the_cpu_its_own_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +63,7 @@ def test_error_policy_leaves_the_cpu_its_own_refusals(monkeypatch: pytest.Monkey
 def test_unknown_policy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_TPU_FALLBACK", "never")
     with pytest.raises(ValueError, match="'never': expected allow, warn or error"):
-        torch.linalg.ldl_factor_ex(_matrix().to("tpu"))
+        operator(_values().to("tpu"), None)
 
 
 def test_results_the_device_has_no_tensors_for(monkeypatch: pytest.MonkeyPatch) -> None:

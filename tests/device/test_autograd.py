@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -278,3 +279,58 @@ def test_no_cycle_keeps_memory_alive():
         assert torch.tpu.memory_allocated() == before
     finally:
         gc.enable()
+
+
+def _fail(*args: object) -> None:
+    raise ZeroDivisionError("of the hook")
+
+
+def _tensor_hook(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y.register_hook(_fail)
+    return y
+
+
+def _leaf_hook(x: torch.Tensor) -> torch.Tensor:
+    x.register_hook(_fail)
+    return x * 2
+
+
+def _accumulation_hook(x: torch.Tensor) -> torch.Tensor:
+    x.register_post_accumulate_grad_hook(_fail)
+    return x * 2
+
+
+def _node_hook(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y.grad_fn.register_hook(_fail)
+    return y
+
+
+def _node_pre_hook(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y.grad_fn.register_prehook(_fail)
+    return y
+
+
+def _module_hook(x: torch.Tensor) -> torch.Tensor:
+    module = torch.nn.Linear(3, 3).to("tpu")
+    module.register_full_backward_hook(_fail)
+    return module(x)
+
+
+def _saved_tensor_hook(x: torch.Tensor) -> torch.Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, _fail):
+        return x * x
+
+
+@pytest.mark.parametrize(
+    "function",
+    [_tensor_hook, _leaf_hook, _accumulation_hook, _node_hook, _node_pre_hook, _module_hook, _saved_tensor_hook],
+)
+def test_an_exception_in_a_hook_reaches_the_caller(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """It once ended the process."""
+    x = torch.ones(3, device="tpu", requires_grad=True)
+    with pytest.raises(ZeroDivisionError, match="of the hook"):
+        function(x).sum().backward()
+    (x.detach() * 2).requires_grad_().sum().backward()

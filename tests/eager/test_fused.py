@@ -153,6 +153,14 @@ def test_a_wrong_index_names_the_operator_and_the_line():
     assert (table * 0).sum().item() == 0  # not sticky, and the other tensors are as before
 
 
+def test_a_refused_write_does_not_happen():
+    x = torch.zeros(3, 2, device="tpu")
+    x.index_add_(0, torch.tensor([0, 9], device="tpu"), torch.ones(2, 2, device="tpu"))
+    with pytest.raises(RuntimeError, match="index 9 is out of bounds"):
+        x.sum().item()
+    assert x.tolist() == [[0.0, 0.0]] * 3
+
+
 def test_what_fails_to_compile_names_its_line_and_spares_the_rest(monkeypatch):
     x = torch.ones(3, device="tpu")
     good = x + 1

@@ -145,7 +145,7 @@ BAD = [
     ("second index", lambda x, i: x[:, -i], IndexError, "index -5 is out of bounds for dimension 1 with size 4"),
     (
         "index_put",
-        lambda x, i: x.index_put_((i,), x[0]),
+        lambda x, i: x.index_put_((i,), x[0].clone()),
         IndexError,
         "index 5 is out of bounds for dimension 0 with size 3",
     ),
@@ -159,7 +159,7 @@ BAD = [
         "index 5 is out of bounds for dimension 0 with size 3",
     ),
     ("take", lambda x, i: x.take(i + 7), IndexError, "tried to access index 12 on a tensor of 12 elements"),
-    ("put", lambda x, i: x.put_(i + 7, x[0, :1]), IndexError, "tried to access index 12 on a tensor of 12 elements"),
+    ("put", lambda x, i: x.put_(i + 7, x[0, :1].clone()), IndexError, "tried to access index 12 on a tensor of 12 elements"),
     ("float index", lambda x, i: x[i.float()], IndexError, "tensors used as indices must be long, int, byte or bool"),
     ("mask", lambda x, i: x[x[:2] > 0], IndexError, r"The shape of the mask \[2, 4\] at index 0 does not match"),
     (
@@ -183,10 +183,13 @@ BAD = [
 
 @pytest.mark.parametrize(("function", "error", "message"), [b[1:] for b in BAD], ids=[b[0] for b in BAD])
 def test_wrong_indices(function: Callable[..., Any], error: type[Exception], message: str) -> None:
-    x = torch.arange(12.0, device="tpu").reshape(3, 4)
-    with pytest.raises(error, match=message):
+    def call() -> None:
         function(x, torch.tensor([5], device="tpu"))
         torch.tpu.synchronize()  # in fused mode the error comes when the program runs
+
+    x = torch.arange(12.0, device="tpu").reshape(3, 4)
+    with pytest.raises(error, match=message):
+        call()
     assert torch.equal(x.cpu(), torch.arange(12.0).reshape(3, 4)), "written although an index was out of range"
 
 
@@ -239,7 +242,7 @@ def test_crops_by_interpolation() -> None:
 
 NOTHING: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "index": lambda x, i: (x[i], x.t()[:, i], x[[6]]),
-    "index_put": lambda x, i: (x.index_put_((i,), x[:1]), x.__setitem__(i, 1.0)),
+    "index_put": lambda x, i: (x.index_put_((i,), x[:1].clone()), x.__setitem__(i, 1.0)),
     "index_fill": lambda x, i: x.index_fill(0, i, 1.0),
     "index_add": lambda x, i: x.index_add(0, i, x[:1]),
     "index_copy": lambda x, i: x.index_copy(0, i, x[:1]),

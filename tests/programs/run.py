@@ -54,6 +54,8 @@ def _run(steps: Sequence[Step], at_end: bool) -> Failure | None:
         if at_end and step.raises and got is None:
             # A mode that defers work may find the mistake only when it does the work.
             got = execute("torch.accelerator.synchronize()", device)
+            for name in device.keys() - host.keys():
+                del device[name]
         if (type(want).__name__ if want else None) != step.raises:
             raise Invalid(f"{step.source}: {want!r}")
         if type(got) is not type(want):

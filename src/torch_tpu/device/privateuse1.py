@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from torch_tpu.device import stream_guard
+
 _acc = torch._C._acc
 
 
@@ -47,3 +49,4 @@ def claim(module: ModuleType) -> None:
         return
     _claimed = True
     _setup_privateuseone_for_python_backend("tpu", module, _hooks, _guard)
+    stream_guard.ignore_streams()

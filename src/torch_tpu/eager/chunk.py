@@ -253,7 +253,9 @@ def _compile(nodes: Sequence[Node], outputs: Sequence[int]) -> Compiled:
                 begin = taken[dtype]
                 taken[dtype] += math.prod(shape)
                 operands.append(hlo.reshape(hlo.slice_(vectors[dtype], [begin], [taken[dtype]]), shape))
-            slots.extend(module.call(node.plan.module, [o.value for o in operands], node.plan.results))
+            slots.extend(
+                _unless_refused(node.plan, operands, module.call(node.plan.module, operands, node.plan.results))
+            )
         return [slots[s] for s in outputs]
 
     target = module.Target(client().platform_name)
@@ -269,3 +271,17 @@ def _compile(nodes: Sequence[Node], outputs: Sequence[int]) -> Compiled:
     )
     metrics.count("fused_program")
     return Compiled(executable, tuple(sizes), None if all(used) else tuple(used))
+
+
+def _unless_refused(plan: Plan, operands: Sequence[Array], results: list[Array]) -> list[Array]:
+    """An operator's results, but the old value of what it writes where one of its conditions does not hold.
+
+    The error comes only when somebody looks; until then the write must not have happened.
+    """
+    for i, written, _ in plan.writes:
+        if plan.checks and i in plan.bases:
+            old, new = operands[plan.bases.index(i)], results[written]
+            if (old.shape, old.dtype) == (new.shape, new.dtype):
+                for condition, *_ in plan.checks:
+                    results[written] = hlo.select(results[condition], results[written], old)
+    return results

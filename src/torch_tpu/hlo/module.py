@@ -71,7 +71,7 @@ def parameter_types(module: ir.Module) -> list[Any]:
     return list(main(module).type.inputs)
 
 
-def call(callee: ir.Module, operands: Sequence[Any], results: Sequence[Spec]) -> list[Array]:
+def call(callee: ir.Module, operands: Sequence[Array], results: Sequence[Spec]) -> list[Array]:
     """Calls the `main` of another module from the one under construction, which gets one copy of it.
 
     Args:
@@ -86,7 +86,7 @@ def call(callee: ir.Module, operands: Sequence[Any], results: Sequence[Spec]) ->
         copy = function.operation.clone(ir.InsertionPoint(caller))
         copy.attributes["sym_name"] = ir.StringAttr.get(name)
         copy.attributes["sym_visibility"] = ir.StringAttr.get("private")
-    called = func.CallOp(function.type.results, ir.FlatSymbolRefAttr.get(name), operands)
+    called = func.CallOp(function.type.results, ir.FlatSymbolRefAttr.get(name), [o.value for o in operands])
     return [Array(v, shape, dtype) for v, (shape, dtype) in zip(called.results, results, strict=True)]
 
 
