@@ -159,7 +159,12 @@ BAD = [
         "index 5 is out of bounds for dimension 0 with size 3",
     ),
     ("take", lambda x, i: x.take(i + 7), IndexError, "tried to access index 12 on a tensor of 12 elements"),
-    ("put", lambda x, i: x.put_(i + 7, x[0, :1].clone()), IndexError, "tried to access index 12 on a tensor of 12 elements"),
+    (
+        "put",
+        lambda x, i: x.put_(i + 7, x[0, :1].clone()),
+        IndexError,
+        "tried to access index 12 on a tensor of 12 elements",
+    ),
     ("float index", lambda x, i: x[i.float()], IndexError, "tensors used as indices must be long, int, byte or bool"),
     ("mask", lambda x, i: x[x[:2] > 0], IndexError, r"The shape of the mask \[2, 4\] at index 0 does not match"),
     (
