@@ -18,9 +18,10 @@ test: $(READY)
 	$(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile
 
 # Continues where it stopped. Options: make conformance OPTIONS="--ops '^linalg' --dtypes float32 --samples 3"
+# The random programs run whether or not the database found differences.
 conformance: $(READY)
-	$(BIN)/python -m tests.conformance $(OPTIONS)
-	$(BIN)/python -m tests.programs --count 2000
+	$(BIN)/python -m tests.conformance $(OPTIONS); database=$$?; \
+		$(BIN)/python -m tests.programs --count 2000 && exit $$database
 
 # Which operators the device answers, and how: docs/operators.md
 operators: $(READY)
