@@ -132,9 +132,12 @@ class CallSignature:
 
     def finish(self) -> tuple[Any, ...]:
         """Adds which tensors share a storage, and PyTorch's settings that decide results."""
-        key = self.key
-        if len(self.storages) > 1:
-            ids = [id(s) for s in self.storages]
+        key, storages = self.key, self.storages
+        if len(storages) == 2:
+            if storages[0] is storages[1]:
+                key.append((0, 0))
+        elif len(storages) > 2:
+            ids = [id(s) for s in storages]
             if len(set(ids)) != len(ids):
                 key.append(tuple(ids.index(i) for i in ids))
         key.append(_matmul_precision())
@@ -161,17 +164,20 @@ class CallSignature:
         return result
 
 
+def known_plan(key: tuple[Any, ...]) -> Plan | Unsupported | None:
+    """The plan of a signature that was met before."""
+    plan = _plans.get(key)
+    if plan is not None:
+        _counters["compile_cache_hit"] += 1
+    return plan
+
+
 def find_plan(key: tuple[Any, ...], make: Callable[[], Call]) -> Plan | Unsupported:
     """The plan of a signature, made at its first call."""
-    try:
-        plan = _plans[key]
-        _counters["compile_cache_hit"] += 1
-        return plan
-    except KeyError:
-        pass
     with _making:
         if key in _plans:
             return _plans[key]
+        plan: Plan | Unsupported
         try:
             plan = make_plan(make())
             if not mode.fused:
@@ -271,20 +277,25 @@ def submit(plan: Plan, sig: CallSignature, generator: Any = None) -> Any:
 def _defer(plan: Plan, sig: CallSignature, generator: Any) -> Any:
     """Records a plan in this thread's graph."""
     pending = graph.current()
-    values = []
+    values = sig.values
     for i in plan.bases:
-        value = sig.values[i]
+        value = values[i]
         if type(value) is Pending:
             if value.graph is not None and value.graph is not pending:
                 value.graph.flush("used by another thread")
         elif value.array is None:
-            value = initialise(sig.storages[i])
-        values.append(value)
+            values[i] = initialise(sig.storages[i])
     numbers = _numbers(plan, sig, generator) if plan.numbers else None
     with pending.lock:
         first = pending.record(plan, values, numbers)
-        result = _finish(plan, sig, lambda slot, g: pending.value(first + slot, g))
-    pending.grown()
+        returned = plan.returned
+        if type(returned) is Fresh and returned.contiguous and not plan.writes:
+            value = pending.value(first + returned.result, returned.geometry)
+            result = new_contiguous(returned.sizes, returned.dtype, value)
+        else:
+            result = _finish(plan, sig, lambda slot, g: pending.value(first + slot, g))
+    if len(pending.calls) >= 2 * graph.SHORTEST_CHUNK:
+        pending.grown()
     return result
 
 

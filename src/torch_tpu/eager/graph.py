@@ -118,9 +118,14 @@ class Graph:
         _graphs.add(self)
 
     def record(self, plan: Plan, values: Sequence[Value], numbers: chunk.Numbers) -> int:
-        """Adds an operator with its values (each a buffer or pending here); returns the slot of its first result."""
+        """Adds an operator; returns the slot of its first result.
+
+        Args:
+            values: of the call's inputs, each a buffer or pending here.
+        """
         wires = []
-        for value in values:
+        for i in plan.bases:
+            value = values[i]
             if type(value) is Pending and value.graph is self:
                 wires.append(~value.slot)
                 continue
@@ -138,7 +143,7 @@ class Graph:
         self.numbers.append(numbers)
         self.firsts.append(first)
         self.places.append(_place())
-        self.slots.extend([None] * len(plan.results))
+        self.slots.extend(plan.no_slots)
         for slot, message, kind, shown in plan.checks:
             condition = self.value(first + slot, _SCALAR_BOOL)
             number = None if shown is None else self.value(first + shown, geometry((), (), plan.results[shown][1]))
@@ -162,8 +167,8 @@ class Graph:
         return value
 
     def grown(self) -> None:
-        """Runs the first part of a graph that has become long."""
-        if len(self.calls) >= 2 * SHORTEST_CHUNK and not self.same_call:
+        """Runs the first part of a graph that has become long, unless a call is being recorded."""
+        if not self.same_call:
             with self.lock:
                 self._run(self._cut())
 

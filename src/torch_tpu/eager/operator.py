@@ -18,6 +18,8 @@ from torch_tpu.ops.schema import signature
 from torch_tpu.ops.trace import Tracer
 from torch_tpu.runtime.client import client
 
+_Tensor = torch.Tensor
+
 
 class Operator:
     """A dispatcher kernel: signature → plan → results. Calling it is running the operator."""
@@ -40,9 +42,12 @@ class Operator:
         if hooks.forked is not None:
             hooks.forked()
         sig = execute.CallSignature([self])
-        for value, is_data in zip(args, self.data, strict=False):
-            if isinstance(value, torch.Tensor):
+        for value, is_data in zip(args, self.data):  # noqa: B905  (defaults are left out, and `strict` costs time)
+            if isinstance(value, _Tensor):
                 sig.tensor(value)
+            elif is_data is True and value.__class__ is float:
+                sig.key.append(float)
+                sig.data.append(value)
             else:
                 sig.argument(value, is_data)
         generator = args[self.generator] if len(args) > self.generator else None
@@ -55,10 +60,13 @@ class Operator:
                 check_device(value)
         if self.in_place and len({id(s) for s in sig.storages}) < len(sig.storages):
             check_overlap(self.func, args, kwargs)
-        try:
-            plan = execute.find_plan(sig.finish(), lambda: self._call(sig, args, kwargs))
-        except Exception as error:
-            raise as_cpu_raises(self.func, args, kwargs, error) from None
+        key = sig.finish()
+        plan = execute.known_plan(key)
+        if plan is None:
+            try:
+                plan = execute.find_plan(key, lambda: self._call(sig, args, kwargs))
+            except Exception as error:
+                raise as_cpu_raises(self.func, args, kwargs, error) from None
         if isinstance(plan, execute.Unsupported):
             return run_on_cpu(self.func, args, kwargs, plan.reason)
         return execute.submit(plan, sig, generator)

@@ -107,6 +107,7 @@ class Plan:
         number: unique in this process.
         digest: equal for equal programs, in any process.
         module: its StableHLO; `operations` are those it consists of, `custom_calls` the functions it calls.
+        no_slots: a None for each result.
         values, numbers, results: the shapes and dtypes of its parameters that are values, of the others, and of what
             it returns.
         bases, starts, data, hosts: which of a call's input values, view starts, numbers and host scalars are arguments,
@@ -128,6 +129,7 @@ class Plan:
         "hosts",
         "module",
         "name",
+        "no_slots",
         "number",
         "numbers",
         "operations",
@@ -166,6 +168,7 @@ class Plan:
         self.values = tuple(parameters[: len(bases)])
         self.numbers = tuple(parameters[len(bases) :])
         self.results = results
+        self.no_slots = (None,) * len(results)
         self.operations = operations
         self.custom_calls = custom_calls
         self.bases = bases
