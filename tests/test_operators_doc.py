@@ -96,7 +96,7 @@ SAMPLE = {
     Kind.KERNEL: ["nonzero", "unique_dim", "masked_select", "lstm.input"],
     Kind.VIEW: ["transpose.int", "expand", "unsqueeze", "view_as_real"],
     Kind.DECOMPOSITION: [
-        "roll",
+        "_add_relu.Tensor",
         "slow_conv_dilated2d",
         "_slow_conv2d_backward.output_mask",
         "_transform_bias_rescale_qkv",

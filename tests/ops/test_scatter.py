@@ -174,8 +174,18 @@ BAD = [
         RuntimeError,
         "index 5 is out of bounds for dimension 0 with size 3",
     ),
-    ("index_add", lambda x, i: x.index_add_(0, i, x[:1]), RuntimeError, "index 5 is out of bounds for dimension 0"),
-    ("index_copy", lambda x, i: x.index_copy_(0, i, x[:1]), IndexError, "index_copy_.*: index 5 is out of bounds"),
+    (
+        "index_add",
+        lambda x, i: x.index_add_(0, i, x[:1].clone()),
+        RuntimeError,
+        "index 5 is out of bounds for dimension 0",
+    ),
+    (
+        "index_copy",
+        lambda x, i: x.index_copy_(0, i, x[:1].clone()),
+        IndexError,
+        "index_copy_.*: index 5 is out of bounds",
+    ),
     (
         "index_fill",
         lambda x, i: x.index_fill_(0, i, 1.0),

@@ -270,6 +270,7 @@ CALLS: dict[str, Callable[[], Example]] = {
     "divide_.Scalar_mode": call(floats(4), 2, rounding_mode="floor"),
     "divide_.Tensor_mode": call(floats(4), floats(4), rounding_mode="floor"),
     "einsum": call("ij,jk->ik", [floats(4, 4), floats(4, 4)]),
+    "embedding_bag": call(floats(4, 4), zeros(4), zeros(1)),
     "embedding_bag.padding_idx": call(floats(4, 4), zeros(4), zeros(1), False, 0, False, None, False, 1),
     "empty_permuted": call([2, 4], [1, 0]),
     "float_power_.Scalar": call(floats(4, dtype=torch.float64), 2),
