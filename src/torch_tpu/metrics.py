@@ -2,7 +2,8 @@
 
 Names: `program` (a new one was traced), `compile` (XLA compiled it) or `disk_cache_hit` (it was on disk),
 `compile_seconds`, `compile_cache_hit` (this process had it), `disk_cache_read_error`, `disk_cache_write_error`,
-`execute`, `fallback::<operator>`, `host_to_device_bytes`, `device_to_host_bytes`.
+`execute`, `graph_by_operator` (a compiled graph that no program can express ran), `fallback::<operator>`,
+`host_to_device_bytes`, `device_to_host_bytes`; in fused mode `fused_program` and `flush::<cause>`.
 """
 
 from __future__ import annotations

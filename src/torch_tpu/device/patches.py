@@ -26,6 +26,7 @@ def install() -> None:
     _refuse_dlpack()
     _print_host_copies()
     after_import("torch._dynamo", _skip_own_code)
+    after_import("torch._inductor.compile_fx", _compile_own_graphs)
 
 
 def _replace_generator() -> None:
@@ -104,3 +105,17 @@ def _skip_own_code(dynamo: ModuleType) -> None:
     from torch._dynamo import trace_rules
 
     trace_rules.add("torch_tpu")
+
+
+def _compile_own_graphs(compile_fx: Any) -> None:
+    # What `torch.compile` calls without a backend's name, or with "inductor", whose code generators know no `tpu`.
+    original = compile_fx.compile_fx
+
+    def compile_own(graph: Any, examples: Any, *args: Any, **kwargs: Any) -> Any:
+        from torch_tpu.compile import backend
+
+        if isinstance(graph, torch.fx.GraphModule) and backend.is_on_device(graph, examples):
+            return backend.compile_graph(graph, examples)
+        return original(graph, examples, *args, **kwargs)
+
+    compile_fx.compile_fx = compile_own

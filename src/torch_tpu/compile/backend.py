@@ -1,0 +1,53 @@
+"""`torch.compile` on the device: AOTAutograd makes a forward and a backward graph, each becomes one program."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from torch_tpu.compile.graph import GraphProgram
+
+MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+def compile_graph(
+    graph: torch.fx.GraphModule, examples: Sequence[Any], *, mode: str | None = None, options: Any = None
+) -> Callable[..., Any]:
+    """The backend "tpu" of `torch.compile`.
+
+    Args:
+        graph: what Dynamo captured; `examples` are (fake) inputs of it.
+        mode: one of PyTorch's; all mean the same here, because XLA optimises each program fully.
+        options: accepted for programs written for other backends; none of them means anything here.
+
+    Raises:
+        ValueError: for a mode that PyTorch does not have either.
+    """
+    if mode not in MODES:
+        raise ValueError(f"unknown mode {mode!r}: expected one of {', '.join(map(repr, MODES))}")
+    if options:
+        warnings.warn(f"torch_tpu has no options for torch.compile: {', '.join(options)} ignored", stacklevel=2)
+    from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+    from torch._dynamo.backends.common import aot_autograd
+
+    def compiler(lowered: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return make_boxed_func(GraphProgram(lowered))
+
+    return aot_autograd(
+        fw_compiler=compiler,
+        bw_compiler=compiler,
+        inference_compiler=compiler,
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )(graph, examples)
+
+
+def is_on_device(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> bool:
+    """Whether a graph has to do with the device: by its inputs, its constants or what it makes."""
+    values = [*examples, *graph.parameters(), *graph.buffers()]
+    values += [n.meta.get("example_value", n.meta.get("val")) for n in graph.graph.nodes]
+    return any(isinstance(t, torch.Tensor) and t.device.type == "tpu" for t in tree_leaves(values))

@@ -1,0 +1,1 @@
+"""What torch.compile makes of a model on the device."""
