@@ -14,7 +14,6 @@ from torch.testing._internal.common_optimizers import optim_db
 from torch.testing._internal.hop_db import hop_db
 
 from tests.conformance import tolerances
-from tests.conformance.precision import HALF
 
 DTYPES = (
     torch.float32,
@@ -99,6 +98,6 @@ def _dtypes(kind: str, info: Any) -> set[torch.dtype]:
         return {*info.dtypes, *FLOATS}
     if kind == "optimizer":
         dtypes = {*FLOATS, torch.complex64} if info.supports_complex else set(FLOATS)
-        return dtypes - set(HALF) if info.name in tolerances.CHAOTIC_IN_HALF else dtypes
+        return dtypes - set(tolerances.CHAOTIC.get(info.name, ((), ""))[0])
     supported = set(info.supported_dtypes("cpu"))
     return supported & set(FLOATS) if info.name in tolerances.FLOAT_SAMPLES else supported

@@ -201,3 +201,10 @@ def test_empty_bools() -> None:
         return products, torch.nn.functional.linear(none, some.expand(2, 3), some[:2])
 
     check(run, torch.zeros(0, 3, dtype=torch.bool), torch.ones(3, dtype=torch.bool))
+
+
+def test_bfloat16_batch_of_one() -> None:
+    """XLA:CPU refused to run the second product."""
+    a, b, weight = (torch.randn(shape).bfloat16().requires_grad_() for shape in ((8, 2), (8, 3), (4, 2, 3)))
+    check(lambda a, b: torch.bmm(a.T[None], b[None]), a, b)
+    check(torch.nn.functional.bilinear, a, b, weight, rtol=2e-2, atol=5e-2)

@@ -188,3 +188,11 @@ def test_int64_beyond_32_bits() -> None:
     x = torch.full((1000,), 2**40)
     x[3] = -(2**62)
     check(lambda x: [x.sum(), x.max(), x.argmin(), x.amin(), x.aminmax()], x)
+
+
+def test_sums_of_wide_columns() -> None:
+    x = torch.randn(3, 5, 4096)
+    x[0, 1, 7], x[1, 2, 8], x[2, 3, 9] = float("inf"), float("nan"), -float("inf")
+    check(lambda x: [x.sum(0), x.sum((0, 1)), x.sum(0, keepdim=True), x.mean(0)], x)
+    check(lambda x: x.sum(0), x.bfloat16())
+    check(lambda x: x.sum(0), torch.randn(2, 4096, dtype=torch.float64, requires_grad=True))

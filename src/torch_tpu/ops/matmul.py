@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -40,6 +41,9 @@ def dot(
 def matrix_product(a: Array, b: Array) -> Array:
     """a @ b over the last two dimensions; leading ones are batch dimensions, the same in both."""
     leading = list(range(a.ndim - 2))
+    if leading and math.prod(a.shape[:-2]) == 1:
+        # XLA:CPU can't run every product of bfloat16 with a batch of one.
+        return dot(a.reshape(*a.shape[-2:]), b.reshape(*b.shape[-2:]), ([1], [0])).reshape(*a.shape[:-1], b.shape[-1])
     return dot(a, b, ([a.ndim - 1], [b.ndim - 2]), (leading, leading))
 
 

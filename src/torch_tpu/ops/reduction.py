@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from torch_tpu.hlo import array as hlo
-from torch_tpu.hlo import structured
+from torch_tpu.hlo import module, structured
 from torch_tpu.hlo.array import Array, ArrayLike
 from torch_tpu.ops.promotion import compute_dtype
 from torch_tpu.ops.registry import Spec, decompose, lower
@@ -45,9 +45,28 @@ def sum_(
     x: Array, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None, out: Spec
 ) -> Array:
     wide = hlo.convert(x, compute_dtype(out.dtype))
+    dims = reduced_dimensions(x, dim)
+    if module.target().platform == "cpu" and wide.dtype.is_floating_point and _is_wide_column_sum(x, dims):
+        return hlo.reshape(_column_sum(wide, len(dims)), out.shape)
     # Asked for as a bool, a sum says whether there is anything in it.
     add = structured.reduce_or if wide.dtype is torch.bool else structured.reduce_sum
-    return hlo.reshape(add(wide, reduced_dimensions(x, dim)), out.shape)
+    return hlo.reshape(add(wide, dims), out.shape)
+
+
+# XLA:CPU sums such columns one after the other, each across all of memory: 128 rows of 32,768 numbers take 10 ms, as a
+# product with ones 0.4.
+_WIDE_COLUMNS = 4096
+
+
+def _is_wide_column_sum(x: Array, dims: Sequence[int]) -> bool:
+    rows, columns = _count(x, dims), math.prod(x.shape[len(dims) :])
+    return dims == list(range(len(dims))) and rows > 1 and columns >= _WIDE_COLUMNS
+
+
+def _column_sum(x: Array, count: int) -> Array:
+    """The sum over the first `count` dimensions, flat."""
+    rows = x.reshape(math.prod(x.shape[:count]), math.prod(x.shape[count:]))
+    return structured.dot_general(hlo.full((1, rows.shape[0]), 1, x.dtype), rows, ([1], [0]), dtype=x.dtype)
 
 
 @lower("nansum")
