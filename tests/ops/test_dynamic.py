@@ -37,6 +37,12 @@ TENSORS = [
         ("repeat_interleave", (F32, I64)),
     ],
 )
+def test_positions_of_nothing_have_the_strides_of_the_cpu() -> None:
+    check(lambda x: [x.nonzero(), torch.where(x > 0)[0].view(torch.uint8)], torch.zeros(0, 3))
+    check(lambda x: [x.nonzero(), torch.where(x > 0)[0].view(torch.uint8)], torch.zeros(2, 3))
+    check(lambda x: x.nonzero(), torch.tensor([0.0, 1.0, 0.0]))
+
+
 def test_database(name: str, dtypes: tuple[torch.dtype, ...]) -> None:
     check_opinfo(name, dtypes, samples=5)
 

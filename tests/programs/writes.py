@@ -135,7 +135,8 @@ def out(draft: Draft) -> str:
         f"torch.neg({z}, out={x})",
         f"torch.add({z}, 1, out={x})",
     ]
-    if t.dim() and not share_memory(draft.evaluate(z), t):
+    # Into an expanded tensor the CPU's reductions write in an order of their own.
+    if t.dim() and separate(t) and not share_memory(draft.evaluate(z), t):
         forms += [
             f"torch.sum({z}.unsqueeze(0).expand({[2, *t.shape]}), 0, out={x})",
             f"torch.cumsum({z}, 0, out={x})",

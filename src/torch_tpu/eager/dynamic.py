@@ -47,10 +47,10 @@ def _indices(t: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
 @kernel("nonzero")
 def nonzero(x: torch.Tensor) -> torch.Tensor:
     if not x.numel():
-        return _indices(x, (0, x.dim()))
+        return torch.empty_strided((0, x.dim()), (1, 0), dtype=torch.int64, device=x.device)
     positions, count = program(tpu.nonzero_padded.default)(x)
     (size,) = _read(count)
-    return _front(positions, (size, x.dim()), (1, max(size, 1)))
+    return _front(positions, (size, x.dim()), (1, size))
 
 
 @kernel("masked_select")

@@ -15,7 +15,6 @@ from torch_tpu.ops.normalization import (
     chosen,
     inverse_deviation,
     moments,
-    normalised_gradient,
     scalar,
     widen,
 )
@@ -190,9 +189,12 @@ def native_batch_norm_backward(
     assert rstd is not None
     dims, rstd = _all_but_channels(x), _by_channel(rstd, x)
     x_hat = (x - _by_channel(mean, x)) * rstd
-    weighted = affine(grad, _by_channel(weight, x), None)
-    grad_x = normalised_gradient(weighted, x_hat, rstd, dims) if train else weighted * rstd
-    return chosen([grad_x, structured.reduce_sum(grad * x_hat, dims), structured.reduce_sum(grad, dims)], mask)
+    grad_weight, grad_bias = structured.reduce_sum(grad * x_hat, dims), structured.reduce_sum(grad, dims)
+    if train:
+        # What mean and variance contribute follows from the same two sums.
+        count = max(x.size // x.shape[1], 1)
+        grad = grad - (_by_channel(grad_bias, x) + x_hat * _by_channel(grad_weight, x)) / count
+    return chosen([affine(grad, _by_channel(weight, x), None) * rstd, grad_weight, grad_bias], mask)
 
 
 @lower("batch_norm_backward")

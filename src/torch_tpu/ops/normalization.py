@@ -159,9 +159,18 @@ def native_group_norm_backward(
     grouped, grad = hlo.reshape(x, shape), hlo.reshape(grad, shape)
     mean, rstd = (hlo.expand_dims(a, 2, 3) for a in (mean, rstd))
     x_hat = (grouped - mean) * rstd
-    grad_x = normalised_gradient(affine(grad, _by_group(weight, group), None), x_hat, rstd, [2, 3])
-    grad_weight, grad_bias = (hlo.reshape(structured.reduce_sum(g, [0, 3]), (C,)) for g in (grad * x_hat, grad))
+    weight = _by_group(weight, group)
+    # All sums follow from these two, for each sample and channel.
+    along, total = sum_keepdims(grad * x_hat, [3]), sum_keepdims(grad, [3])
+    mean_along, mean_grad = (mean_of_sums(affine(s, weight, None), C // group * HxW) for s in (along, total))
+    grad_x = rstd * (affine(grad, weight, None) - mean_grad - x_hat * mean_along)
+    grad_weight, grad_bias = (hlo.reshape(structured.reduce_sum(s, [0]), (C,)) for s in (along, total))
     return chosen([hlo.reshape(grad_x, x.shape), grad_weight, grad_bias], mask)
+
+
+def mean_of_sums(sums: Array, count: int) -> Array:
+    """Of sums for each channel of a group, (N, group, channels, 1), the mean over the group's `count` elements."""
+    return sum_keepdims(sums, [2]) / max(count, 1)
 
 
 def _by_group(parameter: Array | None, group: int) -> Array | None:
