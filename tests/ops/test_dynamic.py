@@ -37,12 +37,6 @@ TENSORS = [
         ("repeat_interleave", (F32, I64)),
     ],
 )
-def test_positions_of_nothing_have_the_strides_of_the_cpu() -> None:
-    check(lambda x: [x.nonzero(), torch.where(x > 0)[0].view(torch.uint8)], torch.zeros(0, 3))
-    check(lambda x: [x.nonzero(), torch.where(x > 0)[0].view(torch.uint8)], torch.zeros(2, 3))
-    check(lambda x: x.nonzero(), torch.tensor([0.0, 1.0, 0.0]))
-
-
 def test_database(name: str, dtypes: tuple[torch.dtype, ...]) -> None:
     check_opinfo(name, dtypes, samples=5)
 
@@ -181,3 +175,9 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_waits_once(function: Callable[[torch.Tensor], object], waits: list[int]) -> None:
     function(torch.tensor([3, 0, 1, 1], device="tpu"))
     assert len(waits) == 1
+
+
+def test_positions_of_nothing_have_the_strides_of_the_cpu() -> None:
+    check(lambda x: [x.nonzero(), torch.where(x > 0)[0].view(torch.uint8)], torch.zeros(0, 3))
+    check(lambda x: [x.nonzero(), torch.where(x > 0)[0].view(torch.uint8)], torch.zeros(2, 3))
+    check(lambda x: x.nonzero(), torch.tensor([0.0, 1.0, 0.0]))
