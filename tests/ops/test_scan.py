@@ -115,3 +115,10 @@ def test_a_running_extreme_keeps_the_last_nan() -> None:
 def test_sums_accumulate_in_float64() -> None:
     check(lambda x: x.cumsum(0), torch.full((2**17,), 0.1), rtol=0, atol=0)
     check(lambda x: x.cumsum(-1), torch.randn(8, 20_000), rtol=0, atol=0)
+
+
+def test_one_bool_is_its_own_sum_and_product() -> None:
+    check(lambda x: [x.clone().cumsum_(0), x.clone().cumprod_(0)], torch.tensor(True))
+    for device in ("cpu", "tpu"):
+        with pytest.raises(NotImplementedError, match="not implemented for 'Bool'"):
+            torch.tensor([True, False], device=device).cumsum_(0)

@@ -127,7 +127,7 @@ def cumprod(x: Array, dim: int, *, dtype: torch.dtype | None, out: Spec) -> Arra
 
 
 def _as_numbers(x: Array, out: Spec) -> Array:
-    if out.dtype is torch.bool:
+    if out.dtype is torch.bool and out.shape:
         raise RuntimeError("cumulative sums and products are not computed in bool; ask for an integer dtype")
     return hlo.convert(x, compute_dtype(out.dtype))
 

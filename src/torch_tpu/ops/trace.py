@@ -288,7 +288,7 @@ class Tracer(TorchDispatchMode):
         Meta kernels check some in-place operators only; their functional twins promote as PyTorch does.
         """
         twin = derived.functional(func)
-        if twin is None or registry.find(func) is not None:
+        if twin is None or registry.find(func) is not None or (func in _NUMBER_AS_IT_IS and not args[0].dim()):
             return None
         try:
             result = twin(*args, **kwargs)
@@ -391,6 +391,8 @@ _METADATA_ONLY = frozenset(
 
 
 # Lowerings that give every element the same value.
+# A tensor without dimensions stays as it is, whatever its dtype.
+_NUMBER_AS_IT_IS = frozenset({torch.ops.aten.cumsum_.default, torch.ops.aten.cumprod_.default})
 _UNIFORM = frozenset({"fill.Scalar", "fill.Tensor", "zero"})
 
 
