@@ -24,8 +24,8 @@ class Fallback(NamedTuple):
 # (entry, check) → reason.
 FAILURES: dict[tuple[Entry, str], str] = {
     (Entry("nn.TransformerEncoder", "train", "bfloat16", "module"), "gradient"): (
-        "the sample with relu is four times as far from float32 as the CPU's result; not looked into yet, probably a "
-        "value that rounds to the other side of relu's kink"
+        "rounding that adds up by chance: each operator of the layer is as near to float32 as the CPU's or nearer, and "
+        "over 12 random layers the largest errors are 1.35 times the CPU's on average; for this one, 4 times"
     ),
 }
 
