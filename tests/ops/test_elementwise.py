@@ -249,7 +249,9 @@ def test_float_into_integer_in_place_raises() -> None:
     assert x.tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("name", ["fmod_", "remainder_", "floor_divide_", "pow_", "atan2_", "eq_", "mul_", "xlogy_"])
+@pytest.mark.parametrize(
+    "name", ["fmod_", "remainder_", "floor_divide_", "pow_", "atan2_", "eq_", "mul_", "xlogy_", "ldexp_"]
+)
 @pytest.mark.parametrize("count", [0, 2])
 def test_in_place_never_broadcasts_the_tensor(name: str, count: int) -> None:
     """Not even an empty one, which PyTorch's meta kernels resize."""

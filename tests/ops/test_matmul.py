@@ -208,3 +208,12 @@ def test_bfloat16_batch_of_one() -> None:
     a, b, weight = (torch.randn(shape).bfloat16().requires_grad_() for shape in ((8, 2), (8, 3), (4, 2, 3)))
     check(lambda a, b: torch.bmm(a.T[None], b[None]), a, b)
     check(torch.nn.functional.bilinear, a, b, weight, rtol=2e-2, atol=5e-2)
+
+
+def test_distances_of_no_batch() -> None:
+    for p in (1.0, 2.0, 3.0):
+        check(
+            lambda x, y, p=p: torch.cdist(x, y, p=p),
+            torch.randn(0, 4, 5, requires_grad=True),
+            torch.randn(3, 5, requires_grad=True),
+        )

@@ -145,3 +145,11 @@ def test_gradient_of_windows_side_by_side(ceil_mode: bool) -> None:
     check(lambda x: F.max_pool1d(x, 3, ceil_mode=ceil_mode), torch.randn(2, 11, requires_grad=True))
     check(lambda x: F.max_pool3d(x, 2, ceil_mode=ceil_mode), torch.randn(1, 2, 5, 4, 3, requires_grad=True))
     check(lambda x: F.max_pool2d(x, 2, ceil_mode=ceil_mode), torch.randn(3, 5, 5).bfloat16().requires_grad_())
+
+
+def test_fractional_pooling_of_no_batch() -> None:
+    for size in ((0, 1, 4, 5, 4), (0, 2, 6, 6)):
+        pool = (
+            torch.nn.functional.fractional_max_pool3d if len(size) == 5 else torch.nn.functional.fractional_max_pool2d
+        )
+        check(lambda x, pool=pool: pool(x, 2, output_size=2), torch.randn(size, requires_grad=True))

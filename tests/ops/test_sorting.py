@@ -229,3 +229,10 @@ def test_kthvalue_of_long_rows() -> None:
         check(lambda x, k=k: x.kthvalue(k, 1)[0], x)
         check(lambda x, k=k: x.t().kthvalue(k, 0)[0], x.bfloat16())
         check(lambda x, k=k: x.kthvalue(k, 1), torch.randperm(200).reshape(1, 200).to(torch.int16))
+
+
+def test_many_rows_are_sorted_in_two_halves() -> None:
+    x = torch.randn(3, 5, 4096)
+    x[1, 2, 7] = NAN
+    check(lambda x: [*x.sort(-1), *x.sort(1, descending=True), *x.sort(0), x.median(-1).values], x)
+    check(lambda x: x.sort(dim=-1, stable=True), torch.randint(0, 9, (2, 2**15)))

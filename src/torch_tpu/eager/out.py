@@ -60,7 +60,12 @@ class OutKernel:
         flat = _tensors(results if isinstance(results, (list, tuple)) else [results])
         pairs = list(zip(_tensors(outs), flat, strict=True))
         # Which other dtypes and shapes `out` may have, and what is raised for the rest, is each operator's own affair.
-        fits = all(out.dtype is r.dtype and (out.shape == r.shape or not out.numel()) for out, r in pairs)
+        operands = _tensors(given.values())
+        fits = all(
+            out.dtype is r.dtype
+            and (out.shape == r.shape or not (out.numel() or any(out is operand for operand in operands)))
+            for out, r in pairs
+        )
         if not fits:
             raise_as_cpu(self.func, args, kwargs)
         for out, result in pairs:

@@ -248,6 +248,8 @@ def fractional_max_pool(
     spatial: int, x: Array, kernel_size: Ints, output_size: Ints, random_samples: Array, out: list[Spec]
 ) -> Pair:
     sizes, planes = x.shape[-spatial:], math.prod(x.shape[:-spatial])
+    if not planes:
+        return hlo.zeros(out[0].shape, out[0].dtype), hlo.zeros(out[1].shape, out[1].dtype)
     kernel, results = per_dimension(kernel_size, spatial), per_dimension(output_size, spatial)
     value = x.reshape(planes, *sizes)
     position = hlo.broadcast_to(hlo.iota((math.prod(sizes),), 0, _position_dtype(sizes)).reshape(*sizes), value.shape)

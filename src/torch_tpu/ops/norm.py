@@ -93,8 +93,12 @@ def _euclidean_by_product(x: Array, y: Array) -> Array:
 
 
 @lower("_cdist_backward", static=["p"])
-def cdist_backward(grad: Array, x: Array, y: Array, p: float, distance: Array) -> Array:
+def cdist_backward(grad: Array, x: Array, y: Array, p: float, distance: Array, *, out: Spec) -> Array:
     """The gradient for `x`: Σ over rows of y of grad · ∂distance/∂x, 0 where PyTorch chooses that subgradient."""
+    return _cdist_gradient(grad, x, y, p, distance) if grad.size else hlo.zeros(out.shape, out.dtype)
+
+
+def _cdist_gradient(grad: Array, x: Array, y: Array, p: float, distance: Array) -> Array:
     difference = _row_differences(x, y)
     grad, distance = hlo.expand_dims(grad, -1), hlo.expand_dims(distance, -1)
     slope = _distance_slope(difference, distance, p)
@@ -138,7 +142,7 @@ def pdist_forward(x: Array, p: float = 2.0) -> Array:
 def pdist_backward(grad: Array, x: Array, p: float, distance: Array) -> Array:
     if x.shape[0] <= 1 or not x.size:
         return hlo.full_like(x, 0)
-    return cdist_backward(_symmetric(grad, x.shape[0]), x, x, p, _symmetric(distance, x.shape[0]))
+    return _cdist_gradient(_symmetric(grad, x.shape[0]), x, x, p, _symmetric(distance, x.shape[0]))
 
 
 def _symmetric(entries: Array, rows: int) -> Array:

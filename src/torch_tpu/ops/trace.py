@@ -8,7 +8,7 @@ of slices of that Array, a write through a view makes a new one; so views and in
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch._ops import OpOverload
@@ -193,11 +193,16 @@ class Tracer(TorchDispatchMode):
             # Two decompositions that lead to each other (aten.abs and prims.abs) end nowhere.
             raise NoLowering(func)
         self._decomposing.append(func)
+        target = args[0] if sig.is_inplace and isinstance(args[0], torch.Tensor) else None
+        shape = torch.Size() if target is None else target.shape
         try:
             given = {name: _plain(value) for name, value in kwargs.items() if value is not None}
-            return self._decompose(func, _plain(args), given)
+            result = self._decompose(func, _plain(args), given)
         finally:
             self._decomposing.pop()
+        if target is not None and target.shape != shape:
+            _refuse_resize(shape, target.shape)
+        return result
 
     def _decompose(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         sig = signature(func)
@@ -241,10 +246,7 @@ class Tracer(TorchDispatchMode):
         else:
             meta = layout.as_on_cpu(func, meta, args)
         if target is not None and shape != target.shape:
-            # Meta kernels resize an empty one.
-            raise RuntimeError(
-                f"output with shape {list(shape)} doesn't match the broadcast shape {list(target.shape)}"
-            )
+            _refuse_resize(shape, target.shape)
         fresh = [] if meta is None else self._fresh_results(meta, sig)
         written = derived.written_arguments(func, rule)
         computed = self._computed_dtype(func, args, kwargs) if sig.is_inplace else None
@@ -367,6 +369,11 @@ class Tracer(TorchDispatchMode):
 
 
 # Operators that only make or describe memory: the meta kernel says it all.
+def _refuse_resize(shape: Sequence[int], broadcast: Sequence[int]) -> NoReturn:
+    """Raises what the CPU does where an in-place operator would have to resize: meta kernels do, if it is empty."""
+    raise RuntimeError(f"output with shape {list(shape)} doesn't match the broadcast shape {list(broadcast)}")
+
+
 _METADATA_ONLY = frozenset(
     {
         torch.ops.aten.empty.memory_format,
