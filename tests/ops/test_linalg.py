@@ -175,3 +175,9 @@ def test_float32_stays_float32() -> None:
         assert result.dtype is torch.float32
     with pytest.raises(RuntimeError, match="Low precision"):
         torch.linalg.inv(a.half().to("tpu"))
+
+
+def test_least_squares_solutions_lie_where_the_right_hand_sides_did() -> None:
+    for shape in ((4, 3), (5, 4, 3), (3, 4), (5, 3, 3)):
+        check(lambda a, b: torch.linalg.lstsq(a, b).solution, torch.randn(shape), torch.randn(*shape[:-1], 2))
+    check(lambda a, b: torch.linalg.lstsq(a, b).solution, torch.randn(5, 4, 3), torch.randn(5, 4))

@@ -141,3 +141,9 @@ def test_ctc_lengths_are_data() -> None:
     assert metrics.counters()["program"] == before
     with pytest.raises(RuntimeError, match="input_lengths"):
         F.ctc_loss(scores, targets, (11, 9), (3, 2))
+
+
+def test_one_sample_of_many_labels_has_one_loss() -> None:
+    x, target = torch.randn(10, requires_grad=True), torch.tensor([1, 3, -1, *range(7)])
+    for reduction in ("none", "mean", "sum"):
+        check(lambda x, t, r=reduction: torch.nn.functional.multilabel_margin_loss(x, t, reduction=r), x, target)

@@ -49,8 +49,9 @@ def linalg_lstsq(
         error = (a @ x - columns).abs()
         residuals = (error * error).sum(-2)
         residuals = residuals.squeeze(-1) if is_vector else residuals
-    # Column-major, as LAPACK leaves it.
-    return x.squeeze(-1) if is_vector else x.mT.contiguous().mT, residuals, rank, values
+    # Column-major, as LAPACK leaves it: in the memory of the right-hand sides, which may have more rows.
+    solution = x.new_empty((*x.shape[:-2], x.shape[-1], max(m, n))).mT[..., :n, :].copy_(x)
+    return solution.squeeze(-1) if is_vector else solution, residuals, rank, values
 
 
 def _by_qr(a: Tensor, b: Tensor) -> Tensor:

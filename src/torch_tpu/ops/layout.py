@@ -84,6 +84,11 @@ def _fft_c2r(t: torch.Tensor, x: torch.Tensor, dims: Sequence[int], *args: Any) 
     return _transformed(t, strides, dims[-1:])
 
 
+def _one_loss(t: torch.Tensor, x: torch.Tensor, *args: Any) -> torch.Tensor:
+    """One sample has one loss, without a dimension."""
+    return t if x.dim() > 1 else t.new_empty(())
+
+
 # By operator and position among its results.
 _LAYOUTS: dict[OpOverload, dict[int, Layout]] = {
     aten._batch_norm_no_update.default: {1: _no_statistics, 2: _no_statistics},
@@ -104,6 +109,7 @@ _LAYOUTS: dict[OpOverload, dict[int, Layout]] = {
     aten.geqrf.default: {0: _column_major},
     aten.linalg_eig.default: {1: _column_major},
     aten.max_unpool2d.default: {0: _like_input},
+    aten.multilabel_margin_loss_forward.default: {0: _one_loss},
     aten.native_batch_norm.default: {1: _batch_statistics, 2: _batch_statistics},
     aten.native_group_norm.default: {1: _statistics, 2: _statistics},
     aten.native_layer_norm.default: {1: _statistics, 2: _statistics},
