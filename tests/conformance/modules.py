@@ -48,7 +48,7 @@ class ModuleRun:
             result.samples += 1
             # Once for an entry: a second derivative is many more programs than the first.
             for check, function in self._checks_of(sample, second_order=i == len(samples) // 2):
-                if check in checks:
+                if check in checks and (self.entry.op, check) not in tolerances.SKIPPED:
                     result.record(check, _summary(sample), function)
         if "errors" in checks and self.info.module_error_inputs_func is not None and self.dtype is torch.float32:
             for error_input in self._inputs(self.info.module_error_inputs_func):

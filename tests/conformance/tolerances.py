@@ -31,7 +31,7 @@ TOLERANCES: dict[str, Tolerance] = {
     "erfinv": Tolerance(1e-5, 1e-5, "the gradient is exp(erfinv²): an error of one bit grows by its size", _F32),
     "fft.hfft2": Tolerance(1.3e-6, 5e-5, _CANCELS, _F32),
     "grid_sampler_2d": Tolerance(1.3e-6, 2e-4, _CANCELS, _F32),
-    "grid_sampler_3d": Tolerance(1.3e-6, 2e-4, _CANCELS, _F32),
+    "grid_sampler_3d": Tolerance(1.3e-6, 5e-4, _CANCELS, _F32),
     "linalg.lstsq": Tolerance(1e-5, 1e-4, "gradients of size 100; " + _CANCELS, _F32),
     "linalg.multi_dot": Tolerance(1.3e-6, 2e-4, "gradients of size 1e4; " + _CANCELS, _F32),
     "linalg.svd": Tolerance(1e-5, 2e-4, "gradients by differences of singular values; " + _CANCELS, _F32),
@@ -49,6 +49,9 @@ TOLERANCES: dict[str, Tolerance] = {
     "nn.CTCLoss": Tolerance(1.3e-6, 2e-4, _CANCELS, _F32),
     "nn.Conv3d": Tolerance(1.3e-6, 1e-4, _CANCELS, _F32),
     "nn.LazyConv3d": Tolerance(1.3e-6, 1e-4, _CANCELS, _F32),
+    "nn.MultiheadAttention": Tolerance(1.3e-6, 5e-5, _CANCELS, _F32),
+    "nn.Transformer": Tolerance(1.3e-6, 5e-5, _CANCELS, _F32),
+    "nn.TransformerDecoderLayer": Tolerance(1.3e-6, 5e-5, _CANCELS, _F32),
     "nn.ConvTranspose3d": Tolerance(1.3e-6, 1e-4, _CANCELS, _F32),
     "nn.LazyConvTranspose3d": Tolerance(1.3e-6, 1e-4, _CANCELS, _F32),
     "pow": Tolerance(7e-6, 1e-5, _LARGE_POWER, _SINGLE),
@@ -151,6 +154,7 @@ SKIPPED: dict[tuple[str, str], str] = {
     ("lu_unpack", "out"): "the CPU crashes when out= has another dtype",
     ("tril", "out"): "the CPU corrupts its memory when out= has other strides and there is a batch",
     ("triu", "out"): "the CPU corrupts its memory when out= has other strides and there is a batch",
+    ("nn.CTCLoss", "strided"): "the CPU reads strided targets of one dimension as if they were contiguous",
     ("native_group_norm", "strided"): "the CPU refuses strided inputs",
 }
 

@@ -84,3 +84,13 @@ def test_an_empty_out_gets_shape_and_strides(function: Callable, args: tuple, dt
         return out
 
     check(run, torch.empty(0, dtype=dtype), *args)
+
+
+@pytest.mark.parametrize("name", ["all", "any"])
+def test_truth_over_dimensions_is_a_bool(name: str) -> None:
+    function = getattr(torch, name)
+    x = torch.ones(2, 3, device="tpu")
+    with pytest.raises(RuntimeError, match="only supports bool tensor for result, got: Long"):
+        function(x, (0,), out=torch.zeros(3, dtype=torch.int64, device="tpu"))
+    out = torch.zeros(0, dtype=torch.bool, device="tpu")
+    assert function(x, (0,), out=out).tolist() == out.tolist() == [True] * 3

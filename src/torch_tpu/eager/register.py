@@ -39,8 +39,11 @@ HANDWRITTEN_MODULES = (
     "torch_tpu.eager.observer",
 )
 
-# Composite kernels that are right for PyTorch's own devices only: they refuse others, or write to their memory.
-_NAMES_ITS_DEVICES = frozenset({"aten::mode.values", "aten::_stack.out", "aten::range.out_"})
+# Composite kernels that are right for PyTorch's own devices only: they refuse others, write to their memory, or take an
+# `out=` that these refuse.
+_NAMES_ITS_DEVICES = frozenset(
+    {"aten::mode.values", "aten::_stack.out", "aten::range.out_", "aten::all.dims_out", "aten::any.dims_out"}
+)
 # `out=` forms of composite operators that call it in turn.
 _CALLED_BY_ITS_TWIN = frozenset({"aten::sspaddmm.out"})
 
