@@ -174,7 +174,8 @@ class OperatorRun:
             nest = tree_map(lambda leaf: leaf.detach() if _is_tensor(leaf) else leaf, nest)
         input_, args, kwargs = tree_map(lambda leaf: "tpu" if isinstance(leaf, str) and leaf == "cpu" else leaf, nest)
         device = (to_device(input_), args, kwargs) if self.host_arguments else to_device((input_, args, kwargs))
-        if not any(_is_tensor(leaf) for leaf in tree_leaves(nest)):
+        if isinstance(input_, (int, float, complex)) and not any(_is_tensor(leaf) for leaf in tree_leaves(nest)):
+            # Of the operators that make a tensor of numbers, some samples leave the device out.
             device[2].setdefault("device", "tpu")
         return to_device(nest, "cpu"), device
 
