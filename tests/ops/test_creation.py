@@ -133,3 +133,10 @@ def test_vander_and_meshgrid() -> None:
     check(lambda x, y: list(torch.meshgrid(x, y, indexing="ij")), torch.arange(3), torch.arange(4))
     check(torch.complex, torch.randn(3), torch.randn(3))
     check(torch.polar, torch.rand(3), torch.randn(3))
+
+
+def test_integers_lie_between_truncated_ends() -> None:
+    for function, ends in ((torch.linspace, (4.3, -3)), (torch.linspace, (-2.7, 9.9)), (torch.logspace, (0, 1.2))):
+        for dtype in (torch.int64, torch.int8):
+            check(lambda device, f=function, e=ends, d=dtype: f(*e, 7, dtype=d, device=device.device), torch.ones(1))
+    assert torch.linspace(50, 1, 50, dtype=torch.int64, device="tpu").tolist() == list(range(50, 0, -1))

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from torch_tpu.hlo import array as hlo
+from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array, ArrayLike, Number
 from torch_tpu.ops.promotion import compute_dtype
 from torch_tpu.ops.registry import Spec, lower
@@ -74,14 +75,22 @@ def lower_range(length: int, start: ArrayLike, step: ArrayLike, *, dtype: torch.
 
 @lower("linspace", "linspace.Tensor_Tensor", "linspace.Tensor_Scalar", "linspace.Scalar_Tensor", wide=True)
 def linspace(start: ArrayLike, end: ArrayLike, steps: int, *, out: Spec, **options: Any) -> Array:
-    """Integers are spaced in float64 and truncated."""
-    wide = compute_dtype(out.dtype) if out.dtype.is_floating_point or out.dtype.is_complex else torch.float64
-    return _spaced(hlo.as_array(start, wide), hlo.as_array(end, wide), steps)
+    """Integers lie between truncated ends, are spaced in float64 and truncated."""
+    return _spaced(start, end, steps, out.dtype)
 
 
-def _spaced(start: Array, end: Array, steps: int) -> Array:
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return compute_dtype(dtype) if dtype.is_floating_point or dtype.is_complex else torch.float64
+
+
+def _spaced(first: ArrayLike, last: ArrayLike, steps: int, dtype: torch.dtype) -> Array:
     """Counted from the nearer end, so that both ends are exact."""
-    step = (end - start) / max(steps - 1, 1)
+    wide = _wide(dtype)
+    start, end = (hlo.as_array(number, wide) for number in (first, last))
+    if not (dtype.is_floating_point or dtype.is_complex):
+        start, end = (hlo.convert(hlo.convert(number, dtype), wide) for number in (start, end))
+    # XLA would multiply by the rounded inverse of a constant, and integers would miss their steps.
+    step = (end - start) / structured.optimization_barrier(hlo.constant(max(steps - 1, 1), wide))
     i = hlo.iota((steps,), 0, torch.int64)
     from_start = start + step * hlo.convert(i, step.dtype)
     from_end = end - step * hlo.convert(steps - 1 - i, step.dtype)
@@ -92,8 +101,7 @@ def _spaced(start: Array, end: Array, steps: int) -> Array:
 def logspace(
     start: ArrayLike, end: ArrayLike, steps: int, base: ArrayLike = 10.0, *, out: Spec, **options: Any
 ) -> Array:
-    wide = compute_dtype(out.dtype) if out.dtype.is_floating_point or out.dtype.is_complex else torch.float64
-    return hlo.power(hlo.as_array(base, wide), _spaced(hlo.as_array(start, wide), hlo.as_array(end, wide), steps))
+    return hlo.power(hlo.as_array(base, _wide(out.dtype)), _spaced(start, end, steps, out.dtype))
 
 
 # --- matrices ----------------------------------------------------------------------------------------------------
