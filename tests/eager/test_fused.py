@@ -187,6 +187,31 @@ def test_what_fails_to_compile_names_its_line_and_spares_the_rest(monkeypatch):
     assert (good * 2).tolist() == [4.0] * 3
 
 
+def test_conditions_are_looked_at_after_a_failure(monkeypatch):
+    """Neither one that was never computed nor one that another thread has still to run hides a later one."""
+    table, index = torch.ones(3, 2, device="tpu"), torch.tensor([7], device="tpu")
+    torch.tpu.synchronize()
+    lost = nn.functional.embedding(index, table.sin())
+
+    def refuse(*args: object) -> None:
+        raise RuntimeError("too large")
+
+    monkeypatch.setattr(chunk, "find", refuse)
+    monkeypatch.setattr(Plan, "compiled", refuse)
+    with pytest.raises(RuntimeError, match="too large"):
+        lost.tolist()
+    monkeypatch.undo()
+
+    waiting: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: waiting.append(nn.functional.embedding(index, table)))
+    thread.start()
+    thread.join()
+    with pytest.raises(IndexError, match="index out of range"):
+        nn.functional.embedding(index, table).tolist()
+    with pytest.raises(IndexError, match="index out of range"):
+        waiting[0].tolist()
+
+
 def test_an_interruption_leaves_the_graph(monkeypatch):
     y = torch.ones(3, device="tpu") + 1
 

@@ -242,6 +242,9 @@ class Graph:
             if self.base + n in results:
                 value.fill(results[self.base + n])
         self._forget(len(self.plans), self.base + len(self.slots), {})
+        for check in list(_unread):
+            if check.condition.graph is self:
+                _take(check)  # of an operator that was never computed
         if failure is not None:
             raise failure from error
 
@@ -289,12 +292,24 @@ def settle(most: int = 0) -> None:
     Raises:
         The error of the first that does not hold. The others are then forgotten: they may follow from it.
     """
-    while len(_unread) > most and _unread[0].condition.graph is None:
-        check = _unread.popleft()
+    ready = [check for check in list(_unread) if check.condition.graph is None]
+    for n, check in enumerate(ready[: max(len(ready) - most, 0)]):
+        if not _take(check):
+            continue
         if not client().get_bool(check.condition.array):
-            _unread.clear()
+            for other in ready[n + 1 :]:
+                _take(other)
             text = check.message if check.shown is None else check.message.format(client().get(check.shown.array))
             raise check.error(f"{text} (in {check.operator}, called at {where(check.place)})")
+
+
+def _take(check: Unread) -> bool:
+    """Whether it was still unread: another thread may look at the same time."""
+    try:
+        _unread.remove(check)
+    except ValueError:
+        return False
+    return True
 
 
 def where(place: Place) -> str:

@@ -22,6 +22,8 @@ def is_user_code(code: CodeType) -> bool:
     """Whether code belongs neither to torch nor to this package."""
     found = _user_codes.get(code)
     if found is None:
+        if len(_user_codes) > 65536:
+            _user_codes.clear()
         found = _user_codes[code] = not code.co_filename.startswith((_PACKAGE, _TORCH, "<frozen"))
     return found
 
