@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tests.conformance import pool, report, results
 from tests.conformance.check import CHECKS
 from tests.conformance.database import DTYPES, KINDS, dtype_name, entries
+from tests.programs.run import MODES
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -36,13 +37,16 @@ def main(
     samples: Annotated[int, typer.Option(help="At most so many sample inputs per operator; 0: all.")] = 0,
     only_failed: Annotated[bool, typer.Option(help="Check again what failed before, nothing else.")] = False,
     restart: Annotated[bool, typer.Option(help="Check again what has a result already.")] = False,
+    mode: Annotated[str, typer.Option(help=f"The device's execution mode, of {', '.join(MODES)}.")] = "strict",
     workers: Annotated[int, typer.Option(help="Processes that check at the same time.")] = 2,
     output: Annotated[Path, typer.Option(help="Where the results are kept.")] = Path("conformance-results"),
 ) -> None:
     """Compares the device with the CPU on PyTorch's own test database. Continues where the last run ended."""
+    if mode not in MODES:
+        raise typer.BadParameter(f"unknown mode {mode}: expected {', '.join(MODES)}")
     console = Console()
     output.mkdir(parents=True, exist_ok=True)
-    path = output / "results.jsonl"
+    path = output / ("results.jsonl" if mode == "strict" else f"results-{mode}.jsonl")
     wanted_dtypes = [getattr(torch, name) for name in _chosen(dtypes, [dtype_name(d) for d in DTYPES], "dtype")]
     chosen = entries(ops, wanted_dtypes, _chosen(kind, KINDS, "kind"))
     wanted_checks = _chosen(checks, CHECKS, "check")
@@ -60,9 +64,8 @@ def main(
     with Progress(*columns, console=console) as progress, path.open("a") as file:
         task = progress.add_task("starting", total=len(waiting))
         failed = 0
-        for entry, outcome in pool.run(
-            waiting, workers=workers, log=output / "workers.log", samples=samples, checks=wanted_checks
-        ):
+        job = pool.Job(output / "workers.log", samples, wanted_checks, mode)
+        for entry, outcome in pool.run(waiting, job, workers=workers):
             result = results.from_outcome(entry, samples, wanted_checks, outcome)
             known[entry] = result
             file.write(result.line() + "\n")

@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from tests.conformance import modules, operators, optimizers
 from tests.conformance.database import Entry
 from tests.conformance.outcome import Outcome
+from tests.programs.run import MODES
 from torch_tpu.eager import execute
+from torch_tpu.eager.mode import set_eager_mode
 
 RUNS = {
     "operator": operators.OperatorRun,
@@ -19,9 +21,13 @@ RUNS = {
 CHECKS = tuple(dict.fromkeys([*operators.CHECKS, *modules.CHECKS, *optimizers.CHECKS]))
 
 
-def run(entry: Entry, *, samples: int = 0, checks: Iterable[str] = CHECKS) -> Outcome:
-    """Checks an entry on at most `samples` sample inputs spread over all of them (0: on all)."""
-    with warnings.catch_warnings():
+def run(entry: Entry, *, samples: int = 0, checks: Iterable[str] = CHECKS, mode: str = "strict") -> Outcome:
+    """Checks an entry on at most `samples` sample inputs spread over all of them (0: on all).
+
+    Args:
+        mode: of the device's execution, one of `MODES`.
+    """
+    with warnings.catch_warnings(), set_eager_mode(MODES[mode]):
         warnings.simplefilter("ignore")
         outcome = RUNS[entry.kind](entry, samples).outcome(frozenset(checks))
     # Nothing of one operator helps the next, and thousands of programs fill the memory.

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from tests.compare import Mismatch, NoGradient, assert_same, check_gradients, gradient_seeds, gradients, to_device
 from tests.conformance import tolerances
 from tests.conformance.database import Entry, info_of
-from tests.conformance.outcome import Outcome, check_same_exception, raised, spread
+from tests.conformance.outcome import Outcome, check_same_exception, raised, raised_by_device, spread
 from tests.conformance.precision import DOUBLE, HALF, as_float32, check_as_accurate
 from tests.conformance.second_order import check_second_order
 
@@ -152,11 +152,11 @@ class ModuleRun:
         if error_input.error_on is ModuleErrorEnum.CONSTRUCTION_ERROR:
             want = raised(lambda: self.info.module_cls(*args, **kwargs))
             args, kwargs = to_device((args, kwargs))
-            got = raised(lambda: self.info.module_cls(*args, **kwargs).to("tpu"))
+            got = raised_by_device(lambda: self.info.module_cls(*args, **kwargs).to("tpu"))
         else:
             host, device, host_inputs, device_inputs = self._copies(sample)
             want = raised(lambda: self._run(host, host_inputs))
-            got = raised(lambda: self._run(device, device_inputs))
+            got = raised_by_device(lambda: self._run(device, device_inputs))
         if want is not None:
             check_same_exception(got, want)
 

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from tests.compare import Mismatch, NoGradient, assert_same, check_gradients, gradient_seeds, gradients, to_device
 from tests.conformance import tolerances
 from tests.conformance.database import Entry, info_of
-from tests.conformance.outcome import Outcome, check_same_exception, raised, spread
+from tests.conformance.outcome import Outcome, check_same_exception, raised, raised_by_device, spread
 from tests.conformance.precision import DOUBLE, as_float32, check_as_accurate, rounded
 from tests.conformance.second_order import check_second_order
 
@@ -144,7 +144,9 @@ class OperatorRun:
             if make is _with_reversed_strides:
                 # Some CPU kernels (gelu, avg_pool3d, narrow_copy) ignore the strides and write elsewhere.
                 if error := raised(lambda host=host: self._call(self.info.op, host)):
-                    check_same_exception(raised(lambda device=device: self._call(self.info.op, device)), error)
+                    check_same_exception(
+                        raised_by_device(lambda device=device: self._call(self.info.op, device)), error
+                    )
                     continue
                 self._call(self.info.op, device)
                 if not self._undefined(sample) and not self.up_to_sign and not self.tied:
@@ -158,7 +160,7 @@ class OperatorRun:
         want = raised(lambda: self._call(self.info.op, host))
         if want is None:
             return
-        check_same_exception(raised(lambda: self._call(self.info.op, device)), want)
+        check_same_exception(raised_by_device(lambda: self._call(self.info.op, device)), want)
 
     # --- what they share -----------------------------------------------------------------------------------------
 
@@ -190,7 +192,7 @@ class OperatorRun:
         want: list[Any] = []
         want_error = raised(lambda: want.append(self._call(function, host)))
         if want_error is not None:
-            check_same_exception(raised(lambda: self._call(function, device)), want_error)
+            check_same_exception(raised_by_device(lambda: self._call(function, device)), want_error)
             return
         got.append(self._call(function, device))
         for leaf in tree_leaves(got):

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 from tests.compare import Mismatch, assert_same
 from tests.conformance import tolerances
 from tests.conformance.database import Entry, info_of
-from tests.conformance.outcome import Outcome, check_same_exception, raised, spread
+from tests.conformance.outcome import Outcome, check_same_exception, raised, raised_by_device, spread
 from tests.conformance.precision import HALF, check_as_accurate
 
 CHECKS = ("step", "state_dict", "errors")
@@ -83,7 +83,7 @@ class OptimizerRun:
         want: list[Any] = []
         error = raised(lambda: want.extend(self._trained("cpu", options)))
         if error is not None:
-            check_same_exception(raised(lambda: self._trained("tpu", options)), error)
+            check_same_exception(raised_by_device(lambda: self._trained("tpu", options)), error)
             return
         got = self._trained("tpu", options)
         self._same(got, want, lambda: self._trained("cpu", options, wide=True))
@@ -110,13 +110,13 @@ class OptimizerRun:
         want = raised(lambda: attempt("cpu"))
         if want is None:
             raise Mismatch("accepts", "the CPU accepts it")
-        check_same_exception(raised(lambda: attempt("tpu")), want)
+        check_same_exception(raised_by_device(lambda: attempt("tpu")), want)
 
     def _contradiction(self, options: dict[str, Any]) -> None:
         want = raised(lambda: self.info.optim_cls(self._parameters("cpu"), **options))
         if want is None:
             raise Mismatch("accepts", "the CPU accepts it")
-        check_same_exception(raised(lambda: self.info.optim_cls(self._parameters("tpu"), **options)), want)
+        check_same_exception(raised_by_device(lambda: self.info.optim_cls(self._parameters("tpu"), **options)), want)
 
     # --- what they share -----------------------------------------------------------------------------------------
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
+
 from tests.compare import Mismatch
 from torch_tpu import metrics
 
@@ -52,6 +54,8 @@ class Outcome:
         before = fallbacks()
         try:
             function()
+            # In a mode that defers work, mistakes may be found only now.
+            torch.accelerator.synchronize()
         except (Mismatch, Difference) as difference:
             kind, message = difference.kind, str(difference)
         except Exception as error:
@@ -64,6 +68,8 @@ class Outcome:
                 if count != before.get(name, 0):
                     self.fallbacks[name] = self.fallbacks.get(name, 0) + count - before.get(name, 0)
         if kind:
+            # What the next check does not want to hear of.
+            raised(torch.accelerator.synchronize)
             self.failures.append(Failure(check, kind, sample[:400], message[:600]))
 
 
@@ -81,6 +87,16 @@ def raised(function: Callable[[], Any]) -> Exception | None:
     except Exception as error:
         return error
     return None
+
+
+def raised_by_device(function: Callable[[], Any]) -> Exception | None:
+    """The same for a function that uses the device, in a mode that defers work as well."""
+
+    def call() -> None:
+        function()
+        torch.accelerator.synchronize()
+
+    return raised(call)
 
 
 def check_same_exception(got: Exception | None, want: Exception) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.conformance.database import Entry
 
@@ -19,9 +19,23 @@ SECONDS_PER_ENTRY = 1800.0
 START_SECONDS = 120.0
 
 
-def _work(connection: Connection, log: Path, samples: int, checks: tuple[str, ...]) -> None:
+class Job(NamedTuple):
+    """What the workers do with an entry.
+
+    Attributes:
+        log: where to write what libraries print.
+        samples, checks, mode: as `check.run` takes them.
+    """
+
+    log: Path
+    samples: int
+    checks: tuple[str, ...]
+    mode: str
+
+
+def _work(connection: Connection, job: Job) -> None:
     """A worker's life: entries in, outcomes out, until None. What libraries print goes to the log."""
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    descriptor = os.open(job.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.environ["TORCH_TPU_FALLBACK"] = "allow"
@@ -35,7 +49,7 @@ def _work(connection: Connection, log: Path, samples: int, checks: tuple[str, ..
     connection.send(None)
     while (entry := connection.recv()) is not None:
         try:
-            outcome = check.run(entry, samples=samples, checks=checks)
+            outcome = check.run(entry, samples=job.samples, checks=job.checks, mode=job.mode)
         except Exception as error:
             failure = Failure("samples", f"raises {type(error).__name__}", "", str(error)[:600])
             outcome = Outcome(failures=[failure])
@@ -43,10 +57,10 @@ def _work(connection: Connection, log: Path, samples: int, checks: tuple[str, ..
 
 
 class _Worker:
-    def __init__(self, log: Path, samples: int, checks: tuple[str, ...]) -> None:
+    def __init__(self, job: Job) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, log, samples, checks), daemon=True)
+        self.process = context.Process(target=_work, args=(theirs, job), daemon=True)
         self.process.start()
         theirs.close()
         self.entry: Entry | None = None
@@ -68,12 +82,10 @@ class _Worker:
         self.connection.close()
 
 
-def run(
-    entries: Iterable[Entry], *, workers: int, log: Path, samples: int, checks: tuple[str, ...]
-) -> Iterator[tuple[Entry, dict[str, Any]]]:
+def run(entries: Iterable[Entry], job: Job, *, workers: int) -> Iterator[tuple[Entry, dict[str, Any]]]:
     """Each entry with what its check found, as they finish."""
     waiting = list(reversed(list(entries)))
-    pool = [_Worker(log, samples, checks) for _ in range(min(workers, len(waiting)))]
+    pool = [_Worker(job) for _ in range(min(workers, len(waiting)))]
     try:
         while pool:
             for connection in wait([w.connection for w in pool], timeout=5.0):
@@ -82,7 +94,7 @@ def run(
                     outcome = worker.connection.recv()
                 except (EOFError, OSError):
                     yield from _lost(pool, worker, f"the process ended with code {_exit_code(worker)}")
-                    _replace(pool, worker, bool(waiting), log, samples, checks)
+                    _replace(pool, worker, bool(waiting), job)
                     continue
                 if not worker.ready:
                     worker.ready = True
@@ -91,12 +103,12 @@ def run(
                     yield worker.entry, {**outcome, "seconds": round(time.monotonic() - worker.began, 2)}
                     worker.entry = None
                 if not waiting or worker.done >= ENTRIES_PER_WORKER:
-                    _replace(pool, worker, bool(waiting), log, samples, checks)
+                    _replace(pool, worker, bool(waiting), job)
                 else:
                     worker.give(waiting.pop())
             for worker in [w for w in pool if w.overdue()]:
                 yield from _lost(pool, worker, f"no answer in {SECONDS_PER_ENTRY:.0f} s")
-                _replace(pool, worker, bool(waiting), log, samples, checks)
+                _replace(pool, worker, bool(waiting), job)
     finally:
         for worker in pool:
             worker.stop()
@@ -119,10 +131,8 @@ def _lost(pool: list[_Worker], worker: _Worker, why: str) -> Iterator[tuple[Entr
     yield worker.entry, {"samples": 0, "failures": [failure], "fallbacks": {}, "seconds": 0.0}
 
 
-def _replace(
-    pool: list[_Worker], worker: _Worker, more: bool, log: Path, samples: int, checks: tuple[str, ...]
-) -> None:
+def _replace(pool: list[_Worker], worker: _Worker, more: bool, job: Job) -> None:
     worker.stop()
     pool.remove(worker)
     if more:
-        pool.append(_Worker(log, samples, checks))
+        pool.append(_Worker(job))
