@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from torch_tpu import cli
 from torch_tpu.runtime import disk_cache, platform
+from torch_tpu.runtime.generations import GIB
 
 runner = CliRunner()
 
@@ -27,7 +28,7 @@ def known_environment(monkeypatch):
 @pytest.fixture
 def probe(monkeypatch):
     """Replaces the process in which doctor tries the device: the test sets what comes of it."""
-    answer = subprocess.CompletedProcess([], 0, json.dumps([1, "TPU v5e", 8 * platform.GIB]), "")
+    answer = subprocess.CompletedProcess([], 0, json.dumps([1, "TPU v5e", 8 * GIB]), "")
 
     def run(*args, **kwargs):
         if isinstance(answer, Exception):

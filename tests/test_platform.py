@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from torch_tpu.runtime import platform
-from torch_tpu.runtime.platform import GIB, PlatformError, choose, find_chips, find_libtpu, generation_named
+from torch_tpu.runtime.generations import GIB
+from torch_tpu.runtime.platform import PlatformError, choose, find_chips, find_libtpu, generation_named
 
 
 def make_pci(root: Path, devices: dict[str, tuple[str, str]]) -> Path:

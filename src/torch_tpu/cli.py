@@ -25,6 +25,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from torch_tpu.runtime import disk_cache, platform
+from torch_tpu.runtime.generations import GIB
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 cache_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The compiled programs kept on disk.")
@@ -131,6 +132,30 @@ def operators(
         typer.echo(text, nl=False)
     else:
         output.write_text(text)
+
+
+@app.command()
+def topologies() -> None:
+    """Lists the TPUs that can be compiled for here: TORCH_TPU_PLATFORM and `plan --target` take these names.
+
+    The figures are those Google publishes for one device, of which a TPU v7 chip has two; nothing is measured.
+    """
+    from torch_tpu.runtime import topology
+
+    library = platform.find_libtpu()
+    if library is None:
+        typer.echo("libtpu is not installed. Run `pip install 'torch-tpu[tpu]'`.", err=True)
+        raise typer.Exit(1)
+    table = Table("name", "TPU", "chips", "devices", "HBM each", "bfloat16 each", "HBM speed each", box=None)
+    for found in topology.accepted(library):
+        kind = found.generation
+        table.add_row(
+            *(found.name, kind.name, f"{found.chips:,}", f"{found.devices:,}"),
+            f"{kind.hbm_bytes_per_device / GIB:.0f} GiB",
+            f"{kind.bf16_flops_per_device / 1e12:,.1f} TFLOP/s",
+            f"{kind.hbm_bandwidth_per_device / 1e9:,.0f} GB/s",
+        )
+    Console().print(table)
 
 
 @contextlib.contextmanager
@@ -252,4 +277,4 @@ def _device() -> Finding:
         last_words = (probe.stderr.strip() or f"exit code {probe.returncode}").splitlines()[-1]
         return Finding("device", "does not work", usable=False, advice=last_words)
     count, name, memory = json.loads(probe.stdout.splitlines()[-1])
-    return Finding("device", f"{count} × {name}, {memory / platform.GIB:.1f} GiB; computed 2×3 @ 3×2 correctly")
+    return Finding("device", f"{count} × {name}, {memory / GIB:.1f} GiB; computed 2×3 @ 3×2 correctly")

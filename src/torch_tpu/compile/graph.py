@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from torch_tpu import metrics
 from torch_tpu.eager import execute, hooks
 from torch_tpu.eager.operator import checks_bounds
 from torch_tpu.eager.plan import Call
+from torch_tpu.hlo import module
 from torch_tpu.ops.trace import Tracer
+from torch_tpu.runtime.client import client
 
 
 class GraphProgram:
@@ -56,7 +59,23 @@ class GraphProgram:
 
     def _trace(self, tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with tracer:
-            return Interpreter(self.traced).run(*args)
+            return (_NamingInterpreter if client().names_operators else Interpreter)(self.traced).run(*args)
+
+
+class _NamingInterpreter(Interpreter):
+    """Runs a graph under the tracer so that each operation says which operator and line it comes from."""
+
+    def run_node(self, n: Node) -> Any:
+        if n.op != "call_function":
+            return super().run_node(n)
+        with module.named(f"{_line(n)}/{n.target}"):
+            return super().run_node(n)
+
+
+def _line(node: Node) -> str:
+    """`file:line` of the user's code that a node comes from, as Dynamo noted it."""
+    found = re.findall(r'File "(.+?)", line (\d+)', node.meta.get("stack_trace") or "")
+    return ":".join(found[-1]) if found else "an unknown place"
 
 
 def _with_constants_as_inputs(graph: GraphModule) -> tuple[list[torch.Tensor], GraphModule]:

@@ -9,6 +9,7 @@ that a hundred equal parameters compile once.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import threading
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 
 from torch_tpu import metrics
+from torch_tpu.eager.place import Place, where
 from torch_tpu.eager.plan import Plan
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import module, types
@@ -36,11 +38,12 @@ MOST_PROGRAMS = 4096
 
 @dataclass(frozen=True)
 class Node:
-    """An operator of a chunk: its plan, where its values come from, and the slot of its first result."""
+    """An operator of a chunk: its plan, where its values come from, the slot of its first result, and who called it."""
 
     plan: Plan
     wires: tuple[int, ...]
     first: int
+    place: Place
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ _compiled: OrderedDict[Code, Compiled] = OrderedDict()
 _lock = threading.RLock()
 
 
-def find(code: tuple[int, ...], outputs: tuple[int, ...], plans: Sequence[Plan]) -> Program:
+def find(code: tuple[int, ...], outputs: tuple[int, ...], plans: Sequence[Plan], places: Sequence[Place]) -> Program:
     """The program of a chunk, made when first asked for.
 
     Raises:
@@ -88,7 +91,7 @@ def find(code: tuple[int, ...], outputs: tuple[int, ...], plans: Sequence[Plan])
         with _lock:
             program = _programs.get(key)
             if program is None:
-                program = _keep(_programs, key, _parts(_nodes(code, plans), outputs))
+                program = _keep(_programs, key, _parts(_nodes(code, plans, places), outputs))
     return program
 
 
@@ -140,13 +143,13 @@ def separate_numbers(plan: Plan, numbers: Numbers) -> list[Buffer]:
         ]
 
 
-def _nodes(code: Sequence[int], plans: Sequence[Plan]) -> list[Node]:
+def _nodes(code: Sequence[int], plans: Sequence[Plan], places: Sequence[Place]) -> list[Node]:
     nodes = []
-    place = first = 0
-    for plan in plans:
-        end = place + 1 + len(plan.bases)
-        nodes.append(Node(plan, tuple(code[place + 1 : end]), first))
-        place, first = end, first + len(plan.results)
+    begin = first = 0
+    for plan, place in zip(plans, places, strict=False):
+        end = begin + 1 + len(plan.bases)
+        nodes.append(Node(plan, tuple(code[begin + 1 : end]), first, place))
+        begin, first = end, first + len(plan.results)
     return nodes
 
 
@@ -174,9 +177,14 @@ def _parts(nodes: Sequence[Node], outputs: Sequence[int]) -> Program:
 def _part(nodes: Sequence[Node], members: Sequence[int], code: Code, externals: list[int], slots: list[int]) -> Part:
     compiled = _compiled.get(code)
     if compiled is None:
-        compiled = _keep(_compiled, code, _compile(_nodes(code[0], [nodes[n].plan for n in members]), code[1]))
+        compiled = _keep(_compiled, code, _compile(_renumbered(code[0], nodes, members), code[1]))
     numbered = tuple((n, tuple(dtype for _, dtype in nodes[n].plan.numbers)) for n in members if nodes[n].plan.numbers)
     return Part(compiled, numbered, tuple(externals), tuple(slots))
+
+
+def _renumbered(code: Sequence[int], nodes: Sequence[Node], members: Sequence[int]) -> list[Node]:
+    """Some of a chunk's operators as a chunk of their own."""
+    return _nodes(code, [nodes[n].plan for n in members], [nodes[n].place for n in members])
 
 
 def _needed(nodes: Sequence[Node], wanted: set[int]) -> list[int]:
@@ -253,9 +261,10 @@ def _compile(nodes: Sequence[Node], outputs: Sequence[int]) -> Compiled:
                 begin = taken[dtype]
                 taken[dtype] += math.prod(shape)
                 operands.append(hlo.reshape(hlo.slice_(vectors[dtype], [begin], [taken[dtype]]), shape))
-            slots.extend(
-                _unless_refused(node.plan, operands, module.call(node.plan.module, operands, node.plan.results))
-            )
+            with _named(node):
+                slots.extend(
+                    _unless_refused(node.plan, operands, module.call(node.plan.module, operands, node.plan.results))
+                )
         return [slots[s] for s in outputs]
 
     target = module.Target(client().platform_name)
@@ -271,6 +280,10 @@ def _compile(nodes: Sequence[Node], outputs: Sequence[int]) -> Compiled:
     )
     metrics.count("fused_program")
     return Compiled(executable, tuple(sizes), None if all(used) else tuple(used))
+
+
+def _named(node: Node) -> contextlib.AbstractContextManager[Any]:
+    return module.named(where(node.place)) if client().names_operators else contextlib.nullcontext()
 
 
 def _unless_refused(plan: Plan, operands: Sequence[Array], results: list[Array]) -> list[Array]:

@@ -228,7 +228,7 @@ def starts_buffer(starts: tuple[int, ...]) -> Buffer:
 def initialise(storage: Any) -> Value:
     """Gives memory nobody has written a value, so that it can be read."""
     g: Geometry = storage.value.geometry
-    value = Value(client().put(np.zeros(g.sizes, types.numpy_dtype(g.dtype))), g)
+    value = Value(client().zeros(tuple(g.sizes), types.numpy_dtype(g.dtype)), g)
     storage.value = value
     return value
 

@@ -12,31 +12,28 @@ with the smallest digest. So equal layers are cut into equal chunks, whatever ca
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
-from types import CodeType, FrameType
 from typing import NamedTuple
 
 import torch
 
 from torch_tpu import metrics
 from torch_tpu.eager import chunk, hooks
+from torch_tpu.eager.place import Place, here, where
 from torch_tpu.eager.plan import Plan
 from torch_tpu.runtime import memory
 from torch_tpu.runtime.client import Buffer, client
 from torch_tpu.tensor import transfer
-from torch_tpu.tensor.errors import is_user_code, translate
+from torch_tpu.tensor.errors import translate
 from torch_tpu.tensor.storage import Geometry, Value, geometry
 
 # A growing graph is cut when it has twice as many operators as this, behind the first so many.
 SHORTEST_CHUNK = 64
 # So many programs with conditions that nobody has looked at yet are enough; then the oldest are looked at.
 MOST_UNREAD = 64
-
-Place = tuple[CodeType, int] | None
 
 
 class Pending(Value):
@@ -142,7 +139,7 @@ class Graph:
         self.wires.append(wires)
         self.numbers.append(numbers)
         self.firsts.append(first)
-        self.places.append(_place())
+        self.places.append(here())
         self.slots.extend(plan.no_slots)
         for slot, message, kind, shown in plan.checks:
             condition = self.value(first + slot, _SCALAR_BOOL)
@@ -205,7 +202,7 @@ class Graph:
                 code.append(w + base if w < 0 else externals.setdefault(w, len(externals)))
         arguments = [self.buffers[w] for w in externals]
         try:
-            results = chunk.run(chunk.find(tuple(code), outputs, plans), arguments, self.numbers[:count])
+            results = chunk.run(chunk.find(tuple(code), outputs, plans, self.places), arguments, self.numbers[:count])
         except Exception as error:
             self._run_one_by_one(error)
             return
@@ -272,16 +269,6 @@ def _located(error: Exception, place: str) -> Exception:
     return RuntimeError(f"{error} ({place})") if translated is error else translated
 
 
-def _place() -> Place:
-    """Where the user's program is: code and instruction, which are cheaper to take than a line."""
-    frame: FrameType | None = sys._getframe(3)
-    while frame is not None:
-        if is_user_code(frame.f_code):
-            return frame.f_code, frame.f_lasti
-        frame = frame.f_back
-    return None
-
-
 _SCALAR_BOOL = geometry((), (), torch.bool)
 _unread: deque[Unread] = deque()
 
@@ -310,15 +297,6 @@ def _take(check: Unread) -> bool:
     except ValueError:
         return False
     return True
-
-
-def where(place: Place) -> str:
-    """`file:line` of a place."""
-    if place is None:
-        return "an unknown place"
-    code, instruction = place
-    line = next((line for k, (line, *_) in enumerate(code.co_positions()) if 2 * k == instruction), None)
-    return f"{code.co_filename}:{line or code.co_firstlineno}"
 
 
 _graphs: weakref.WeakSet[Graph] = weakref.WeakSet()

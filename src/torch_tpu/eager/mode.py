@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 
 from torch_tpu.eager import hooks
+from torch_tpu.runtime.platform import topology_asked_for
 
 
 class EagerMode(enum.Enum):
@@ -25,7 +26,8 @@ def _flag(name: str) -> bool:
 def _from_environment() -> EagerMode:
     if _flag("TORCH_TPU_LAUNCH_BLOCKING"):
         return EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING
-    if _flag("TORCH_TPU_DEFER_AND_FUSE"):
+    # libtpu takes a second or two for any program, so one for each operator would be too many.
+    if _flag("TORCH_TPU_DEFER_AND_FUSE") or ("TORCH_TPU_DEFER_AND_FUSE" not in os.environ and topology_asked_for()):
         return EagerMode.DEFER_AND_FUSE
     return EagerMode.DEFER_NEVER
 

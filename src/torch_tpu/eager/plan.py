@@ -317,12 +317,24 @@ def _fill(value: Any, table: dict[str, Sequence[Any]]) -> Any:
     return value
 
 
+def _named(name: str, body: Callable[..., Sequence[Array]]) -> Callable[..., Sequence[Array]]:
+    """`body`, whose operations are to say which operator they come from where the client wants that."""
+    if not client().names_operators:
+        return body
+
+    def build(*arrays: Array) -> Sequence[Array]:
+        with module.named(name):
+            return body(*arrays)
+
+    return build
+
+
 def make_plan(call: Call) -> Plan:
     """Traces a call; raises what PyTorch raises for wrong arguments, and NoLowering."""
     with module.building:
         builder = _Builder(call)
         target = module.Target(client().platform_name)
-        built, results = module.build(call.name, target, builder.specs, builder.body)
+        built, results = module.build(call.name, target, builder.specs, _named(call.name, builder.body))
         used = module.drop_unused_parameters(built)
         operations = module.operations(built)
     arguments = [p for p, is_used in zip(builder.parameters, used, strict=True) if is_used]

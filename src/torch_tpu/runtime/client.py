@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,11 @@ DEBUG_OPTIONS: dict[str, str | bool | int | float] = {"xla_allow_excess_precisio
 CPU_OPTIONS: dict[str, str | bool | int | float] = {"xla_cpu_enable_fast_math": False}
 
 
-class _Aval:
+class NoContents(RuntimeError):
+    """The contents of a buffer were asked for on a topology, where there are none."""
+
+
+class Aval:
     """What jaxlib wants to know of an array: shape and numpy dtype."""
 
     __slots__ = ("dtype", "shape", "sharding", "size")
@@ -90,27 +95,38 @@ class Client:
     Attributes:
         platform_name: PJRT's name of the platform, such as "cpu" or "tpu".
         device_kind: PJRT's name of the chip, such as "TPU v5 lite".
+        runs: Whether programs run; if not, buffers have shapes and no contents.
+        names_operators: Whether programs say which operator and line of the user's program each operation comes from.
     """
 
+    runs = True
+    names_operators = False
+
     def __init__(self, chosen: platform.Platform) -> None:
-        self._client = _make_client(chosen)
-        self.device = self._client.local_devices()[0]
+        devices = self._open(chosen)
+        self.device = devices[0]
+        self._client = self.device.client
         self.platform_name: str = self.device.platform
         self.device_kind: str = self.device.device_kind
-        self.device_count: int = len(self._client.local_devices())
+        self.device_count: int = len(devices)
         self.is_host_memory = self.platform_name == "cpu"
         self._sharding = _OneDevice(self.device)
         self._devices = compat.xla.DeviceList((self.device,))
         self._device_list = [self.device]
         self._copy_semantics = compat.xla.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
-        self._fingerprint = fingerprint.of_client(self._client)
+        self._fingerprint = fingerprint.of_client(self.device)
         self._executables: weakref.WeakValueDictionary[str, Executable] = weakref.WeakValueDictionary()
         self.disk_cache = disk_cache.from_environment()
+
+    def _open(self, chosen: platform.Platform) -> Sequence[Any]:
+        """Starts PJRT; returns the devices of this process."""
+        devices: Sequence[Any] = _make_client(chosen).local_devices()
+        return devices
 
     def put(self, array: npt.NDArray[Any]) -> Buffer:
         """A device copy of `array`. The caller may change or free `array` as soon as this returns."""
         return compat.xla.batched_device_put(
-            _Aval(array.shape, array.dtype),
+            Aval(array.shape, array.dtype),
             self._sharding,
             [array],
             self._device_list,
@@ -119,6 +135,10 @@ class Client:
             self._copy_semantics,
             True,
         )
+
+    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Buffer:
+        """A device buffer of zeros."""
+        return self.put(np.zeros(shape, dtype))
 
     def get(self, buffer: Buffer) -> npt.NDArray[Any]:
         """The contents of `buffer`, after waiting for it. Read-only, and on XLA:CPU the buffer's own memory."""
@@ -153,20 +173,23 @@ class Client:
         if self.is_host_memory:
             chosen.update(CPU_OPTIONS)
         chosen.update(options or {})
-        key = fingerprint.of_program(self._fingerprint, module, chosen.items())
+        key = self._key(module, chosen)
         executable = self._executables.get(key)
         if executable is None:
-            loaded = self._load_or_compile(key, module, chosen)
-            handlers = [compat.result_handler(_Aval(shape, dtype), self._sharding) for shape, dtype in results]
-            executable = self._executables[key] = Executable(loaded, handlers)
+            avals = [Aval(shape, dtype) for shape, dtype in results]
+            executable = self._executables[key] = self._executable(key, module, chosen, avals)
         return executable
+
+    def _key(self, module: Any, options: Options) -> str:
+        return fingerprint.of_program(self._fingerprint, module, options.items())
+
+    def _executable(self, key: str, module: Any, options: Options, results: list[Aval]) -> Executable:
+        loaded = self._load_or_compile(key, module, options)
+        return Executable(loaded, [compat.result_handler(aval, self._sharding) for aval in results])
 
     def _load_or_compile(self, key: str, module: Any, options: Options) -> Any:
         """The program of this key from the disk cache, else compiled and stored there."""
-        compile_options = compat.CompileOptions()
-        compile_options.num_replicas = 1
-        compile_options.num_partitions = 1
-        compile_options.env_option_overrides = list(options.items())
+        compile_options = self._compile_options(options)
         cache = self.disk_cache
         if cache is None:
             return self._compile(module, compile_options)
@@ -180,6 +203,13 @@ class Client:
                 loaded = self._compile(module, compile_options)
                 cache.write(key, compat.serialize(self._client, loaded))
         return loaded
+
+    def _compile_options(self, options: Options) -> Any:
+        compile_options = compat.CompileOptions()
+        compile_options.num_replicas = 1
+        compile_options.num_partitions = 1
+        compile_options.env_option_overrides = list(options.items())
+        return compile_options
 
     def _compile(self, module: Any, compile_options: Any) -> Any:
         began = time.perf_counter()
@@ -222,21 +252,29 @@ def _make_client(chosen: platform.Platform) -> Any:
     if chosen.name == "cpu":
         heap.keep_freed_memory()
         return compat.make_cpu_client(asynchronous=True)
-    xla = compat.xla
-    if not xla.pjrt_plugin_loaded(chosen.name):
-        if chosen.name == "tpu":
-            os.environ.setdefault("TPU_ML_PLATFORM", "PyTorch")
-            if not chosen.chips:
-                # libtpu would ask Google's metadata server for minutes before saying that there is no TPU.
-                os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-        xla.load_pjrt_plugin(chosen.name, str(chosen.plugin_path), None)
-    if not xla.pjrt_plugin_initialized(chosen.name):
-        xla.initialize_pjrt_plugin(chosen.name)
-    return xla.get_c_api_client(chosen.name, {}, None)
+    if chosen.name == "tpu":
+        os.environ.setdefault("TPU_ML_PLATFORM", "PyTorch")
+        if not chosen.chips:
+            # libtpu would ask Google's metadata server for minutes before saying that there is no TPU.
+            os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    load_plugin(chosen.name, chosen.plugin_path)
+    return compat.xla.get_c_api_client(chosen.name, {}, None)
+
+
+def load_plugin(name: str, path: Path | None) -> None:
+    """Loads a PJRT plugin, once."""
+    if not compat.xla.pjrt_plugin_loaded(name):
+        compat.xla.load_pjrt_plugin(name, str(path), None)
+    if not compat.xla.pjrt_plugin_initialized(name):
+        compat.xla.initialize_pjrt_plugin(name)
 
 
 def _start(chosen: platform.Platform) -> Client:
     try:
+        if chosen.topology is not None:
+            from torch_tpu.runtime.topology import TopologyClient
+
+            return TopologyClient(chosen)
         return Client(chosen)
     except client_errors() as error:
         said = str(error).splitlines()[0].rstrip(".")

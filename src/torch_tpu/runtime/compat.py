@@ -38,6 +38,15 @@ def serialize(client: Any, loaded: Any) -> bytes:
     return bytes(client.serialize_executable(loaded))
 
 
+def without_locations(module: Any) -> Any:
+    """A copy of an `ir.Module` whose operations don't say where in the user's program they come from."""
+    passmanager: Any = importlib.import_module("jaxlib.mlir.passmanager")
+    with module.context:
+        copy = module.operation.clone()
+        passmanager.PassManager.parse("builtin.module(strip-debuginfo)").run(copy)
+        return copy
+
+
 @functools.cache
 def register_lapack() -> None:
     """Makes jaxlib's LAPACK wrappers (typed FFI, "lapack_spotrf_ffi" and so on) known to XLA:CPU. Imports SciPy."""

@@ -33,9 +33,9 @@ def _version(package: str) -> str:
         return ""
 
 
-def of_client(client: Any) -> str:
-    """What the PJRT client contributes: the compiler's version, the device, the processor, the process's XLA flags."""
-    device = client.local_devices()[0]
+def of_client(device: Any) -> str:
+    """What a device and its PJRT client contribute: the compiler's version, the processor, the process's XLA flags."""
+    client = device.client
     parts = [
         client.platform,
         client.platform_version,
@@ -51,17 +51,19 @@ def of_client(client: Any) -> str:
 
 def of_program(client: str, module: Any, options: Iterable[tuple[str, object]]) -> str:
     """The digest of a program: the module (an `ir.Module`, or its text as bytes), its options and the client."""
-    if isinstance(module, bytes):
-        code = module
-    else:
-        parts: list[bytes] = []
-        module.operation.write_bytecode(_Sink(parts))
-        code = b"".join(parts)
+    code = module if isinstance(module, bytes) else bytecode(module)
     digest = hashlib.sha256()
     for part in (client.encode(), repr(sorted(options, key=lambda option: option[0])).encode(), code):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()
+
+
+def bytecode(module: Any) -> bytes:
+    """A module (an `ir.Module` or its operation) as MLIR bytecode."""
+    parts: list[bytes] = []
+    module.operation.write_bytecode(_Sink(parts))
+    return b"".join(parts)
 
 
 class _Sink:

@@ -12,48 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch_tpu.runtime.generations import BY_NAME, BY_PCI_ID, BY_TOPOLOGY, GENERATIONS, Generation
+
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 GOOGLE_VENDOR_ID = 0x1AE0
-GIB = 2**30
+DEFAULT_STAND_IN = "TPU v5e"
 
 
 class PlatformError(RuntimeError):
     """The environment asks for a platform that can't be had."""
-
-
-@dataclass(frozen=True)
-class Generation:
-    """One generation of TPU.
-
-    Attributes:
-        name: The canonical name, which torchtitan, helion and vLLM recognise.
-        device_kinds: PJRT's own names for the same chip, in any version of libtpu.
-        pci_device_id: The chip's device id on the PCI bus, under Google's vendor id.
-        hbm_bytes_per_chip: High-bandwidth memory of one chip.
-        devices_per_chip: How many PJRT devices one chip shows; they share its memory evenly.
-    """
-
-    name: str
-    device_kinds: tuple[str, ...]
-    pci_device_id: int
-    hbm_bytes_per_chip: int
-    devices_per_chip: int = 1
-
-    @property
-    def hbm_bytes_per_device(self) -> int:
-        return self.hbm_bytes_per_chip // self.devices_per_chip
-
-
-GENERATIONS = (
-    Generation("TPU v4", (), 0x005E, 32 * GIB),
-    Generation("TPU v5e", ("TPU v5 lite",), 0x0063, 16 * GIB),
-    Generation("TPU v5p", ("TPU v5",), 0x0062, 95 * GIB),
-    Generation("TPU v6e", ("TPU v6 lite",), 0x006F, 32 * GIB),
-    Generation("TPU v7", ("TPU7x", "TPU v7x"), 0x0076, 192 * GIB, devices_per_chip=2),
-)
-_BY_NAME = {name: generation for generation in GENERATIONS for name in (generation.name, *generation.device_kinds)}
-_BY_PCI_ID = {generation.pci_device_id: generation for generation in GENERATIONS}
-DEFAULT_STAND_IN = "TPU v5e"
 
 
 @dataclass(frozen=True)
@@ -69,11 +36,13 @@ class Platform:
     """The chosen platform.
 
     Attributes:
-        name: What PJRT calls it: "cpu", "tpu", or the name of another plugin.
+        name: What PJRT calls it: "cpu", "tpu", or the name of another plugin; "topology" where TPUs that are not
+            there are compiled for.
         plugin_path: The plugin's shared library; None for XLA:CPU, which is part of jaxlib.
         stand_in: The generation that a platform other than "tpu" passes for; None on a TPU.
         chips: The TPU chips found on the PCI bus, used or not.
         reason: Why this platform was chosen, in words for the user.
+        topology: libtpu's name of the TPUs to compile for, such as "v5e:2x2"; None where programs run.
     """
 
     name: str
@@ -81,6 +50,7 @@ class Platform:
     stand_in: Generation | None
     chips: tuple[Chip, ...]
     reason: str
+    topology: str | None = None
 
     def generation(self, device_kind: str) -> Generation:
         """The TPU generation of a device that PJRT calls `device_kind`: the real one on a TPU, else the stand-in."""
@@ -90,7 +60,7 @@ class Platform:
 def generation_named(name: str) -> Generation:
     """The generation with this canonical name or PJRT device kind."""
     try:
-        return _BY_NAME[name]
+        return BY_NAME[name]
     except KeyError:
         known = ", ".join(generation.name for generation in GENERATIONS)
         raise PlatformError(f"{name!r} is not a TPU generation that torch_tpu knows. Known are: {known}.") from None
@@ -105,8 +75,8 @@ def find_chips(pci_devices: Path = PCI_DEVICES) -> tuple[Chip, ...]:
             device_id = int((device / "device").read_text(), 16)
         except (OSError, ValueError):
             continue
-        if vendor == GOOGLE_VENDOR_ID and device_id in _BY_PCI_ID:
-            chips.append(Chip(device.name, _BY_PCI_ID[device_id]))
+        if vendor == GOOGLE_VENDOR_ID and device_id in BY_PCI_ID:
+            chips.append(Chip(device.name, BY_PCI_ID[device_id]))
     return tuple(chips)
 
 
@@ -130,7 +100,8 @@ def choose(environ: Mapping[str, str] = os.environ, pci_devices: Path = PCI_DEVI
     """The platform that `TORCH_TPU_PLATFORM` names.
 
     Its values are "auto" (the default: "tpu" where there are TPU chips and libtpu, else "cpu"), "cpu", "tpu",
-    or another PJRT plugin as "NAME:PATH".
+    a topology such as "v5e:2x2" (programs are compiled for these TPUs, and not run), or another PJRT plugin as
+    "NAME:PATH".
 
     Raises:
         PlatformError: When the value means nothing, or what it names is not on this machine.
@@ -142,22 +113,46 @@ def choose(environ: Mapping[str, str] = os.environ, pci_devices: Path = PCI_DEVI
     if wanted == "cpu":
         return Platform("cpu", None, _stand_in(environ), chips, "TORCH_TPU_PLATFORM=cpu")
     if wanted == "tpu":
-        library = find_libtpu(environ)
-        if library is None:
-            raise PlatformError(
-                "TORCH_TPU_PLATFORM=tpu, but libtpu is not installed. Run `pip install 'torch-tpu[tpu]'`, "
-                "or set TPU_LIBRARY_PATH to a libtpu.so."
-            )
-        return Platform("tpu", library, None, chips, "TORCH_TPU_PLATFORM=tpu")
+        return Platform("tpu", _libtpu(wanted, environ), None, chips, "TORCH_TPU_PLATFORM=tpu")
     name, _, path = wanted.partition(":")
+    if name in BY_TOPOLOGY:
+        return _topology(wanted, environ, chips)
     if not name.isidentifier() or name == "cpu" or not path:
         raise PlatformError(
             f"TORCH_TPU_PLATFORM={wanted!r} is not a platform. Use auto, cpu, tpu, "
-            "or another PJRT plugin as NAME:PATH, such as cuda:/opt/pjrt/cuda_plugin.so."
+            "a topology such as v5e:2x2 (`torch-tpu topologies` lists them), or another PJRT plugin as NAME:PATH, "
+            "such as cuda:/opt/pjrt/cuda_plugin.so."
         )
     library = _existing_file(path, "TORCH_TPU_PLATFORM")
     stand_in = None if name == "tpu" else _stand_in(environ)
     return Platform(name, library, stand_in, chips, f"TORCH_TPU_PLATFORM={wanted}")
+
+
+def topology_asked_for(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether `TORCH_TPU_PLATFORM` names a topology, well or badly."""
+    return environ.get("TORCH_TPU_PLATFORM", "").strip().partition(":")[0] in BY_TOPOLOGY
+
+
+def _topology(wanted: str, environ: Mapping[str, str], chips: tuple[Chip, ...]) -> Platform:
+    name, _, shape = wanted.partition(":")
+    sides = shape.split("x")
+    dimensions = BY_TOPOLOGY[name].dimensions
+    if len(sides) != dimensions or not all(side.isdigit() and int(side) for side in sides):
+        raise PlatformError(
+            f"TORCH_TPU_PLATFORM={wanted!r}: the chips of a {name} form a {dimensions}-dimensional torus, so write "
+            f"{name}:{'x'.join(['2'] * dimensions)} or the like. `torch-tpu topologies` lists what libtpu accepts."
+        )
+    return Platform("topology", _libtpu(wanted, environ), None, chips, f"TORCH_TPU_PLATFORM={wanted}", wanted)
+
+
+def _libtpu(wanted: str, environ: Mapping[str, str]) -> Path:
+    library = find_libtpu(environ)
+    if library is None:
+        raise PlatformError(
+            f"TORCH_TPU_PLATFORM={wanted}, but libtpu is not installed. Run `pip install 'torch-tpu[tpu]'`, "
+            "or set TPU_LIBRARY_PATH to a libtpu.so."
+        )
+    return library
 
 
 def _automatic(environ: Mapping[str, str], chips: tuple[Chip, ...]) -> Platform:

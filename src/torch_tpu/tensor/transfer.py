@@ -12,8 +12,8 @@ import torch
 from torch_tpu import metrics
 from torch_tpu.hlo import types
 from torch_tpu.hlo.strided import contiguous_strides, is_dense
-from torch_tpu.runtime.client import Buffer, client, client_errors
-from torch_tpu.tensor.errors import translate
+from torch_tpu.runtime.client import Buffer, NoContents, client, client_errors
+from torch_tpu.tensor.errors import translate, user_line
 from torch_tpu.tensor.storage import Geometry, Value, geometry, new_tensor, value_of
 
 # numpy has no dtype for these; their bits travel as an integer of the same width.
@@ -84,6 +84,13 @@ def from_host(tensor: torch.Tensor) -> torch.Tensor:
     return new_tensor(value_from_host(tensor))
 
 
+def _contents(buffer: Buffer) -> npt.NDArray[Any]:
+    try:
+        return client().get(buffer)
+    except NoContents as error:
+        raise NoContents(f"{error} (read at {user_line()})") from None
+
+
 def host_view(tensor: torch.Tensor) -> torch.Tensor:
     """A device tensor's elements on the host, waiting for them; the same sizes and strides. Must not be written into.
 
@@ -95,7 +102,7 @@ def host_view(tensor: torch.Tensor) -> torch.Tensor:
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
     if before_reading is not None:
         before_reading()
-    array = client().get(value.array)
+    array = _contents(value.array)
     metrics.count("device_to_host_bytes", array.nbytes)
     elements = from_numpy(array, g.dtype)
     if g.strides != contiguous_strides(g.sizes):

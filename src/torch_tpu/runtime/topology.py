@@ -1,0 +1,221 @@
+"""The client of TPUs that are not there: libtpu's compiler compiles for them, and nothing runs.
+
+Buffers have shapes and no contents. Asking for contents is an error, unless a plan has put stand-ins in their place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_tpu import metrics
+from torch_tpu.runtime import analysis, compat, fingerprint, memory, platform
+from torch_tpu.runtime.analysis import Analysis
+from torch_tpu.runtime.client import Aval, Buffer, Client, Executable, NoContents, Options, client_errors, load_plugin
+from torch_tpu.runtime.generations import BY_TOPOLOGY, Generation
+
+
+class Placeholder:
+    """A buffer without contents."""
+
+    __slots__ = ("__weakref__", "aval")
+
+    def __init__(self, aval: Aval) -> None:
+        self.aval = aval
+
+    def is_ready(self) -> bool:
+        return True
+
+    def block_until_ready(self) -> None:
+        pass
+
+
+class Program(Executable):
+    """A program for a topology. Calling it gives placeholders.
+
+    Attributes:
+        key: Its name in the disk cache.
+        results: The shapes and dtypes of what it returns.
+    """
+
+    __slots__ = ("_analysis", "_client", "_module", "_options", "key", "results")
+
+    def __init__(self, client: TopologyClient, key: str, module: Any, options: Options, results: list[Aval]) -> None:
+        self.key = key
+        self.results = results
+        self._client = client
+        self._module = module
+        self._options = options
+        self._analysis: Analysis | None = None
+
+    def __call__(self, arguments: Sequence[Buffer]) -> list[Buffer]:
+        results: list[Buffer] = [Placeholder(aval) for aval in self.results]
+        observer = self._client.observer
+        if observer is not None:
+            observer(self, arguments, results)
+        elif temporary := self.analysis().temporary_bytes:
+            memory.counter.program_ran(temporary)
+        return results
+
+    def analysis(self) -> Analysis:
+        """What the compiler says of it; compiles it at the first call.
+
+        Raises:
+            client_errors(): where the compiler refuses it, such as for want of memory.
+        """
+        if self._analysis is None:
+            self._analysis = self._client.analyse(self.key, self._module, self._options)
+        return self._analysis
+
+
+# Called with each program that would run, its arguments and its results.
+Observer = Callable[[Program, Sequence[Buffer], Sequence[Buffer]], None]
+
+
+class TopologyClient(Client):
+    """The client of the first device of a topology.
+
+    Attributes:
+        generation: What its chips are.
+        observer: Of programs. While there is one, programs are compiled when their analysis is asked for; else at once.
+        stand_in: What the host gets for a buffer's contents; without it, reading raises.
+    """
+
+    runs = False
+    names_operators = True
+
+    def __init__(self, chosen: platform.Platform) -> None:
+        super().__init__(chosen)
+        self.topology = str(chosen.topology)
+        self.generation: Generation = BY_TOPOLOGY[self.topology.partition(":")[0]]
+        self.observer: Observer | None = None
+        self.stand_in: Callable[[Buffer], npt.NDArray[Any]] | None = None
+
+    def _open(self, chosen: platform.Platform) -> Sequence[Any]:
+        return open_topology(str(chosen.topology), chosen.plugin_path)
+
+    def put(self, array: npt.NDArray[Any]) -> Buffer:
+        return Placeholder(Aval(array.shape, array.dtype))
+
+    def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Buffer:
+        return Placeholder(Aval(tuple(shape), dtype))
+
+    def get(self, buffer: Buffer) -> npt.NDArray[Any]:
+        """The stand-in for the contents of `buffer`.
+
+        Raises:
+            NoContents: where there is none.
+        """
+        if self.stand_in is None:
+            raise NoContents(
+                f"TORCH_TPU_PLATFORM={self.topology} compiles for TPUs that are not there, so tensors have no contents "
+                "to read. `torch-tpu plan` runs a script with stand-ins for what it reads; "
+                "TORCH_TPU_PLATFORM=cpu runs it for real, on XLA:CPU."
+            )
+        return self.stand_in(buffer)
+
+    def get_bool(self, buffer: Buffer) -> bool:
+        return bool(self.get(buffer))
+
+    def largest_live(self, count: int) -> list[str]:
+        return []
+
+    def synchronize(self) -> None:
+        """Nothing runs, so there is nothing to wait for."""
+
+    def _key(self, module: Any, options: Options) -> str:
+        # Of the program as a machine with these TPUs makes it, which does not name operators.
+        return super()._key(compat.without_locations(module), options)
+
+    def _executable(self, key: str, module: Any, options: Options, results: list[Aval]) -> Program:
+        return Program(self, key, module, options, results)
+
+    def analyse(self, key: str, module: Any, options: Options) -> Analysis:
+        """Compiles a program (an `ir.Module`), or finds what was said of it before."""
+        cache = self.disk_cache
+        if cache is None:
+            return self._compile_and_analyse(module, options)[1]
+        # Programs that differ in nothing but the user's lines share an executable, not what is said of it.
+        name = hashlib.sha256(b"analysis" + key.encode() + fingerprint.bytecode(module)).hexdigest()
+        with cache.lock(key):
+            found = cache.read(name)
+            if found is not None:
+                try:
+                    read = Analysis.from_bytes(found)
+                    metrics.count("disk_cache_hit")
+                    return read
+                except (ValueError, TypeError, zlib.error):
+                    cache.reject(name, "was written by another version")
+            compiled, said = self._compile_and_analyse(module, options)
+            cache.write(key, compiled.serialize())
+            cache.write(name, said.to_bytes())
+        return said
+
+    def _compile_and_analyse(self, module: Any, options: Options) -> tuple[Any, Analysis]:
+        began = time.perf_counter()
+        compiled = self._client.compile(module, self._devices, self._compile_options(options))
+        seconds = time.perf_counter() - began
+        metrics.count("compile")
+        metrics.add_seconds("compile_seconds", seconds)
+        return compiled, analysis.analyse(compiled, seconds)
+
+
+def open_topology(name: str, library: Path | None) -> Sequence[Any]:
+    """The devices of a topology such as "v5e:2x2". They can be compiled for, nothing else.
+
+    Raises:
+        client_errors(): where libtpu has no such topology.
+    """
+    # There is no TPU to ask for, to lock or to log about.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    os.environ.setdefault("TPU_LOG_DIR", "disabled")
+    os.environ.setdefault("TPU_STDERR_LOG_LEVEL", "3")
+    os.environ.setdefault("TPU_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-1")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    load_plugin("tpu", library)
+    found = compat.xla.get_default_c_api_topology("tpu", name, {})
+    devices: Sequence[Any] = found._make_compile_only_devices()
+    return devices
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A topology that libtpu compiles for: `devices` PJRT devices on `chips` chips."""
+
+    name: str
+    generation: Generation
+    chips: int
+    devices: int
+
+
+def accepted(library: Path, most_chips: int = 1024) -> Iterator[Accepted]:
+    """The topologies libtpu accepts, of those with sides that are powers of two, smallest first."""
+    for prefix, generation in BY_TOPOLOGY.items():
+        for sides in _shapes(generation.dimensions, most_chips):
+            name = f"{prefix}:{'x'.join(map(str, sides))}"
+            try:
+                devices = open_topology(name, library)
+            except client_errors():
+                continue
+            yield Accepted(name, generation, int(np.prod(sides)), len(devices))
+
+
+def _shapes(dimensions: int, most_chips: int) -> list[tuple[int, ...]]:
+    """Ascending sides, but a last side of 1 where there are three: the way slices of chips are named."""
+    powers = [1 << k for k in range(most_chips.bit_length())]
+    shapes: list[tuple[int, ...]] = [()]
+    for _ in range(dimensions):
+        shapes = [(*shape, side) for shape in shapes for side in powers if int(np.prod((*shape, side))) <= most_chips]
+    ordered = [s for s in shapes if s == tuple(sorted(s)) or (len(s) == 3 and s[2] == 1 and s[0] <= s[1])]
+    return sorted(ordered, key=lambda shape: (int(np.prod(shape)), shape))
