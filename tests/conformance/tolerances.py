@@ -174,21 +174,38 @@ AS_ACCURATE: dict[str, str] = {
 
 # Which of several equal elements comes first is not specified (the CPU's own order depends on the size); float32
 # samples have none, these dtypes do. What is compared then, of the results of an operator called with a sample.
-def _values(sample: Any, results: list[torch.Tensor]) -> torch.Tensor:
-    return results[0]
+Compared = Callable[[Any, list[torch.Tensor]], list[torch.Tensor]]
 
 
-def _sorted_elements(sample: Any, results: list[torch.Tensor]) -> torch.Tensor:
+def _values(sample: Any, results: list[torch.Tensor]) -> list[torch.Tensor]:
+    return results[:1]
+
+
+def _sorted_elements(sample: Any, results: list[torch.Tensor]) -> list[torch.Tensor]:
     """The elements at the positions that are the result."""
-    dim = sample.kwargs.get("dim", sample.args[0] if sample.args else -1)
-    return torch.take_along_dim(sample.input.detach(), results[0].cpu(), dim)
+    return [_elements(sample, results[0], 0)]
 
 
-TIES: dict[str, Callable[[Any, list[torch.Tensor]], torch.Tensor]] = {
+def _values_and_elements(dim_at: int) -> Compared:
+    """Of operators that return values and their positions: the values, and what stands at the positions."""
+    return lambda sample, results: [results[0], _elements(sample, results[1], dim_at)]
+
+
+def _elements(sample: Any, positions: torch.Tensor, dim_at: int) -> torch.Tensor:
+    """Args: dim_at: the dimension's place among the sample's arguments, if they have it."""
+    source, positions = sample.input.detach(), positions.cpu()
+    if not source.dim():
+        return source.expand(positions.shape)
+    dim = sample.kwargs.get("dim", sample.args[dim_at] if len(sample.args) > dim_at else -1)
+    return torch.take_along_dim(source, positions if positions.dim() == source.dim() else positions.unsqueeze(dim), dim)
+
+
+TIES: dict[str, Compared] = {
     "argsort": _sorted_elements,
-    "kthvalue": _values,
+    "kthvalue": _values_and_elements(1),
+    "mode": _values_and_elements(0),
     "msort": _values,
-    "sort": _values,
-    "topk": _values,
+    "sort": _values_and_elements(0),
+    "topk": _values_and_elements(1),
 }
 TIED_DTYPES = ("bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
