@@ -89,6 +89,17 @@ def test_row_that_may_look_nowhere(additive: bool) -> None:
     check(F.scaled_dot_product_attention, q, k, v, mask, strides=False, **CLOSE)
 
 
+def test_strides_of_what_no_fused_cpu_kernel_takes() -> None:
+    q, k, v = (t.detach().transpose(1, 2).contiguous().transpose(1, 2) for t in _qkv(k_len=5, width=8))
+    # Without a batch; values of another width; a mask with a gradient, or of three dimensions; strided elements.
+    check(F.scaled_dot_product_attention, q[0], k[0], v[0], **CLOSE)
+    check(F.scaled_dot_product_attention, q, k, v[..., :6], **CLOSE)
+    check(F.scaled_dot_product_attention, q, k, v, torch.randn(5, 5, requires_grad=True), **CLOSE)
+    check(F.scaled_dot_product_attention, q, k, v, torch.randn(3, 5, 5), **CLOSE)
+    check(F.scaled_dot_product_attention, q, k.mT.contiguous().mT, v, **CLOSE)
+    check(F.scaled_dot_product_attention, q, k, v, torch.randn(5, 5), **CLOSE)
+
+
 def test_database() -> None:
     # Dropout's random mask is tested below.
     check_opinfo("nn.functional.scaled_dot_product_attention", samples=8, strides=False,

@@ -153,3 +153,13 @@ def test_fractional_pooling_of_no_batch() -> None:
             torch.nn.functional.fractional_max_pool3d if len(size) == 5 else torch.nn.functional.fractional_max_pool2d
         )
         check(lambda x, pool=pool: pool(x, 2, output_size=2), torch.randn(size, requires_grad=True))
+
+
+def test_fractional_pooling_takes_the_first_of_too_many_samples() -> None:
+    for pool, size in ((F.fractional_max_pool2d, (7, 6)), (F.fractional_max_pool3d, (7, 6, 5))):
+        for planes, samples in (((4,), (2, 4)), ((2, 4), (3, 4))):
+            check(
+                lambda x, s, pool=pool: pool(x, 2, output_size=3, return_indices=True, _random_samples=s),
+                torch.randn(*planes, *size, requires_grad=True),
+                torch.rand(*samples, len(size)),
+            )

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.compare import no_fallback
+from tests.compare import check, no_fallback
 from torch_tpu import metrics
 
 stats = pytest.importorskip("scipy.stats")
@@ -335,3 +335,10 @@ def test_argument_errors(wrong: Callable[[torch.Tensor], object], message: str) 
     t.uniform_(0, 1).normal_(0, 1).exponential_(1).bernoulli_(0.5)  # programs that take any numbers exist
     with pytest.raises((RuntimeError, NotImplementedError), match=message):
         wrong(t)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.bfloat16])
+def test_gradient_of_dropout_by_a_mask_and_a_scale(dtype: torch.dtype) -> None:
+    """Integers are multiplied by the scale as it is, and become float32."""
+    mask = torch.tensor([True, True, False, True])
+    check(torch.ops.aten.native_dropout_backward, torch.tensor([1, 0, 3, 2]).to(dtype), mask, 1.5)

@@ -123,6 +123,7 @@ def _fused(
     is_causal: bool,
     scale: float | None,
 ) -> torch.Tensor:
+    contiguous = not _keeps_layout(query, key, value, attn_mask)
     unbatched = query.dim() == 3
     if unbatched:
         query, key, value = (tensor.unsqueeze(0) for tensor in (query, key, value))
@@ -135,7 +136,20 @@ def _fused(
     output = _aten._scaled_dot_product_fused_attention_overrideable.default(
         query, key, value, attn_mask, dropout_p, is_causal, False, scale=scale
     )[0]
-    return output.squeeze(0) if unbatched else output
+    output = output.squeeze(0) if unbatched else output
+    return output.contiguous() if contiguous else output
+
+
+def _keeps_layout(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None) -> bool:
+    """Whether a fused kernel of the CPU's takes this, whose result lies in memory as the query does.
+
+    Everything else goes to the composite there, whose result is contiguous.
+    """
+    if query.dim() != 4 or query.shape[-1] != value.shape[-1]:
+        return False
+    if attn_mask is not None and (attn_mask.requires_grad or attn_mask.dim() == 3):
+        return False
+    return all(tensor.stride(-1) == 1 for tensor in (query, key, value))
 
 
 def _repeat_heads(tensor: torch.Tensor, heads: int) -> torch.Tensor:

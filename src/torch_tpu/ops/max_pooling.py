@@ -253,7 +253,8 @@ def fractional_max_pool(
     kernel, results = per_dimension(kernel_size, spatial), per_dimension(output_size, spatial)
     value = x.reshape(planes, *sizes)
     position = hlo.broadcast_to(hlo.iota((math.prod(sizes),), 0, _position_dtype(sizes)).reshape(*sizes), value.shape)
-    samples = random_samples.reshape(planes, spatial)
+    # They may be for more samples than there are.
+    samples = hlo.slice_in_dim(random_samples.reshape(-1, spatial), 0, planes, dim=0)
     for i, (size, k, n) in enumerate(zip(sizes, kernel, results, strict=True)):
         # The 2-d operator's samples are for the width first, the 3-d one's for the depth.
         sample = hlo.slice_in_dim(samples, *((1 - i, 2 - i) if spatial == 2 else (i, i + 1)), dim=1).reshape(planes)

@@ -11,7 +11,7 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import module, structured, types
 from torch_tpu.hlo.array import Array, ArrayLike
-from torch_tpu.ops.promotion import cast, compute_dtype
+from torch_tpu.ops.promotion import cast, compute_dtype, elementwise
 from torch_tpu.ops.random_bits import DIGITS, Rng, high_product
 from torch_tpu.ops.reduction import index_dtype
 from torch_tpu.ops.registry import Check, Spec, lower
@@ -186,10 +186,9 @@ def native_dropout(x: Array, p: ArrayLike, train: bool | None, *, out: list[Spec
     return hlo.select(keep, wide / (1 - p), 0), keep
 
 
-@lower("native_dropout_backward", "_masked_scale")
+@elementwise("native_dropout_backward", "_masked_scale")
 def native_dropout_backward(grad: Array, mask: Array, scale: ArrayLike) -> Array:
-    wide, mask, scale = cast([grad, mask, scale], compute_dtype(grad.dtype))
-    return wide * mask * scale
+    return grad * mask * scale
 
 
 @lower("_fused_dropout")
