@@ -16,6 +16,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # Package: the project's own packages it may import besides itself, and everything from outside the standard library.
 LAYERS: dict[str, tuple[set[str], set[str]]] = {
+    "metrics": (set(), set()),
     "runtime": (set(), {"numpy", "jaxlib", "filelock", "platformdirs"}),
     "hlo": (set(), {"numpy", "ml_dtypes", "torch", "jaxlib.mlir"}),
     "tensor": ({"hlo", "runtime"}, {"numpy", "torch"}),

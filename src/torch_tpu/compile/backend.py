@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +12,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from torch_tpu.compile.graph import GraphProgram
+from torch_tpu.metrics import programs
 
 MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
@@ -34,16 +37,40 @@ def compile_graph(
     from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
 
-    def compiler(lowered: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return make_boxed_func(GraphProgram(lowered))
+    title, reason = _title(graph), _why_again()
+
+    def compiler(part: str) -> Callable[..., Callable[..., Any]]:
+        def compile_part(lowered: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            programs.captured(f"{title}{part}", reason)
+            return make_boxed_func(GraphProgram(lowered, f"{title}{part}"))
+
+        return compile_part
 
     return aot_autograd(
-        fw_compiler=compiler,
-        bw_compiler=compiler,
-        inference_compiler=compiler,
+        fw_compiler=compiler(", forward"),
+        bw_compiler=compiler(", backward"),
+        inference_compiler=compiler(""),
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )(graph, examples)
+
+
+_graphs = itertools.count()
+
+
+def _title(graph: torch.fx.GraphModule) -> str:
+    """A name for a captured graph: its number and the function it comes from."""
+    traces = (n.stack_trace for n in graph.graph.nodes if n.stack_trace)
+    function = re.search(r", in (\S+)", next(traces, ""))
+    return f"graph {next(_graphs)}{f' of {function[1]}' if function else ''}"
+
+
+def _why_again() -> str:
+    """Why Dynamo captures a function again; empty the first time."""
+    from torch._dynamo.utils import get_metrics_context
+
+    # What Dynamo keeps for its own reports while it compiles; there is nothing public.
+    return getattr(get_metrics_context(), "_metrics", {}).get("recompile_reason") or ""
 
 
 def is_on_device(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> bool:

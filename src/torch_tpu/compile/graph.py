@@ -14,6 +14,7 @@ from torch_tpu.eager import execute, hooks
 from torch_tpu.eager.operator import checks_bounds
 from torch_tpu.eager.plan import Call
 from torch_tpu.hlo import module
+from torch_tpu.metrics import programs
 from torch_tpu.ops.trace import Tracer
 from torch_tpu.runtime.client import client
 
@@ -23,11 +24,18 @@ class GraphProgram:
 
     A graph with something that no program can express (a size that depends on data, another library's operator) runs
     operator by operator.
+
+    Args:
+        title: its name in reports.
     """
 
-    def __init__(self, graph: GraphModule) -> None:
+    kind = "graph"
+
+    def __init__(self, graph: GraphModule, title: str) -> None:
         self.graph = graph
+        self.title = title
         self.constants, self.traced = _with_constants_as_inputs(graph)
+        self.argument_names = [n.name for n in self.traced.graph.nodes if n.op == "placeholder"]
 
     def __call__(self, *args: Any) -> Any:
         if hooks.forked is not None:
@@ -40,6 +48,7 @@ class GraphProgram:
         plan = execute.known_plan(key) or execute.find_plan(key, lambda: self._call(sig, everything))
         if isinstance(plan, execute.Unsupported):
             metrics.count("graph_by_operator")
+            programs.ran_by_operator(self.title, plan.reason)
             return self.graph(*args)
         return execute.submit(plan, sig)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from torch_tpu import metrics
 from torch_tpu.device import storage, streams
 from torch_tpu.device.generator import Generator
 from torch_tpu.device.post_import import after_import
@@ -80,7 +81,10 @@ def _print_host_copies() -> None:
     original = torch._tensor_str._tensor_str
 
     def _tensor_str(tensor: torch.Tensor, indent: int) -> str:
-        text: str = original(tensor.detach().cpu() if tensor.device.type == "tpu" else tensor, indent)
+        if tensor.device.type == "tpu":
+            with metrics.waiting("print"):
+                tensor = tensor.detach().cpu()
+        text: str = original(tensor, indent)
         return text
 
     torch._tensor_str._tensor_str = _tensor_str

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from torch_tpu import metrics
 from torch_tpu.device import fork
 from torch_tpu.device.index import get_device_index
 from torch_tpu.eager import hooks
@@ -54,9 +55,10 @@ def synchronize(device: Any = None) -> None:
     # Asked of `sys.modules`: a process that never used the device has nothing to wait for, and stays without jaxlib.
     client = sys.modules.get("torch_tpu.runtime.client")
     if client is not None and client.is_initialised():
-        if hooks.flush is not None:
-            hooks.flush("synchronize")
-        client.client().synchronize()
+        with metrics.waiting("synchronize"):
+            if hooks.flush is not None:
+                hooks.flush("synchronize")
+            client.client().synchronize()
 
 
 class Stream(_CStream):

@@ -22,11 +22,12 @@ import numpy as np
 import torch
 
 from torch_tpu import metrics
-from torch_tpu.eager.place import Place, where
 from torch_tpu.eager.plan import Plan
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import module, types
 from torch_tpu.hlo.array import Array
+from torch_tpu.metrics import programs
+from torch_tpu.metrics.places import Place, where
 from torch_tpu.runtime.client import Buffer, Executable, client
 from torch_tpu.runtime.cpu_options import options_for
 
@@ -268,7 +269,7 @@ def _compile(nodes: Sequence[Node], outputs: Sequence[int]) -> Compiled:
         return [slots[s] for s in outputs]
 
     target = module.Target(client().platform_name)
-    with module.building:
+    with module.building, metrics.timed("trace_seconds"):
         built, results = module.build("fused", target, parameters, body)
         used = module.drop_unused_parameters(built)
     operations = set().union(*(node.plan.operations for node in nodes))
@@ -279,6 +280,7 @@ def _compile(nodes: Sequence[Node], outputs: Sequence[int]) -> Compiled:
         custom_calls=set().union(*(node.plan.custom_calls for node in nodes)),
     )
     metrics.count("fused_program")
+    programs.fused([n.plan.number for n in nodes], [n.plan.name for n in nodes], len(outputs))
     return Compiled(executable, tuple(sizes), None if all(used) else tuple(used))
 
 

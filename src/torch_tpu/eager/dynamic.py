@@ -33,7 +33,7 @@ def _padded_size(size: int) -> int:
 
 
 def _read(numbers: torch.Tensor) -> list[int]:
-    values: list[int] = host_view(numbers).reshape(-1).tolist()
+    values: list[int] = host_view(numbers, "size that depends on data").reshape(-1).tolist()
     return values
 
 

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 
 from torch_tpu import metrics
-from torch_tpu.eager import chunk, graph, hooks, mode
+from torch_tpu.eager import chunk, described, graph, hooks, mode
 from torch_tpu.eager.graph import Pending
 from torch_tpu.eager.plan import Alias, Call, Fresh, Input, Plan, Slot, make_plan
 from torch_tpu.hlo import strided, types
+from torch_tpu.metrics import programs
 from torch_tpu.ops.derived import IsData
 from torch_tpu.runtime.client import Buffer, client, client_errors
 from torch_tpu.tensor.errors import device_mismatch, translate
@@ -33,7 +34,7 @@ _LAST_INT64 = 2**63 - 1
 
 _plans: dict[tuple[Any, ...], Plan | Unsupported] = {}
 _making = threading.RLock()
-_counters = metrics._counters
+_counters = metrics.counts.counters
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,8 @@ def find_plan(key: tuple[Any, ...], make: Callable[[], Call]) -> Plan | Unsuppor
             return _plans[key]
         plan: Plan | Unsupported
         try:
-            plan = make_plan(make())
+            call = make()
+            plan = make_plan(call)
             if not mode.fused:
                 plan.compiled()
         except NotImplementedError as error:
@@ -187,6 +189,9 @@ def find_plan(key: tuple[Any, ...], make: Callable[[], Call]) -> Plan | Unsuppor
         except client_errors() as error:
             # The compiler has no code for this program, such as a dtype the platform lacks.
             plan = Unsupported(f"the compiler refused it: {str(error).splitlines()[0]}")
+        else:
+            owner = key[0]
+            programs.made(owner.kind, owner.title, described.fields(call, owner.argument_names), plan.number)
         _plans[key] = plan
         return plan
 
@@ -269,6 +274,7 @@ def submit(plan: Plan, sig: CallSignature, generator: Any = None) -> Any:
     _counters["execute"] += 1
     if plan.checks:
         for slot, message, kind, value in plan.checks:
+            metrics.note("sync", "check of an index or argument")
             if not client().get_bool(results[slot]):
                 raise kind(message if value is None else message.format(client().get(results[value])))
     return _finish(plan, sig, lambda slot, g: Value(results[slot], g))

@@ -37,8 +37,9 @@ def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], 
     name = func.name()
     policy = _policy()
     moved: dict[int, torch.Tensor] = {}
-    host_args = tuple(_to_host(v, moved) for v in args)
-    host_kwargs = {k: _to_host(v, moved) for k, v in kwargs.items()}
+    with metrics.waiting("operator on the CPU"):
+        host_args = tuple(_to_host(v, moved) for v in args)
+        host_kwargs = {k: _to_host(v, moved) for k, v in kwargs.items()}
     host_kwargs.pop("pin_memory", None)
     result = call(func, host_args, host_kwargs)
     # What the CPU refuses too is no matter of the fallback.
@@ -47,7 +48,7 @@ def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], 
             f"{name} can't run on the tpu device (at {user_line()}): {reason}. "
             "TORCH_TPU_FALLBACK=error forbids running it on the CPU."
         )
-    metrics.count(f"fallback::{name}")
+    metrics.note("fallback", name, reason)
     if policy == "warn" and name not in _warned:
         _warned.add(name)
         warnings.warn(

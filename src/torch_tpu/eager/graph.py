@@ -22,8 +22,9 @@ import torch
 
 from torch_tpu import metrics
 from torch_tpu.eager import chunk, hooks
-from torch_tpu.eager.place import Place, here, where
 from torch_tpu.eager.plan import Plan
+from torch_tpu.metrics import places
+from torch_tpu.metrics.places import Place
 from torch_tpu.runtime import memory
 from torch_tpu.runtime.client import Buffer, client
 from torch_tpu.tensor import transfer
@@ -139,7 +140,7 @@ class Graph:
         self.wires.append(wires)
         self.numbers.append(numbers)
         self.firsts.append(first)
-        self.places.append(here())
+        self.places.append(places.here(4))
         self.slots.extend(plan.no_slots)
         for slot, message, kind, shown in plan.checks:
             condition = self.value(first + slot, _SCALAR_BOOL)
@@ -166,6 +167,7 @@ class Graph:
     def grown(self) -> None:
         """Runs the first part of a graph that has become long, unless a call is being recorded."""
         if not self.same_call:
+            metrics.note("flush", "grown long")
             with self.lock:
                 self._run(self._cut())
 
@@ -173,7 +175,7 @@ class Graph:
         """Runs everything recorded."""
         with self.lock:
             if self.plans:
-                metrics.count(f"flush::{cause}")
+                metrics.note("flush", metrics.waited_for() or cause)
                 self._run(len(self.plans))
         settle(MOST_UNREAD)
 
@@ -232,7 +234,7 @@ class Graph:
             try:
                 made = plan.compiled()([*inputs, *chunk.separate_numbers(plan, numbers)])
             except Exception as own:
-                failure = failure or _located(own, f"in {plan.name}, called at {where(place)}")
+                failure = failure or _located(own, f"in {plan.name}, called at {places.where(place)}")
                 continue
             results.update(zip(range(slot, slot + len(made)), made, strict=True))
         for n, value in self._alive(len(self.slots)).items():
@@ -287,7 +289,7 @@ def settle(most: int = 0) -> None:
             for other in ready[n + 1 :]:
                 _take(other)
             text = check.message if check.shown is None else check.message.format(client().get(check.shown.array))
-            raise check.error(f"{text} (in {check.operator}, called at {where(check.place)})")
+            raise check.error(f"{text} (in {check.operator}, called at {places.where(check.place)})")
 
 
 def _take(check: Unread) -> bool:

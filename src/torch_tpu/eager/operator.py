@@ -25,6 +25,7 @@ class Operator:
     """A dispatcher kernel: signature → plan → results. Calling it is running the operator."""
 
     __slots__ = ("data", "func", "generator", "in_place", "keyword_data", "name", "sig", "wide")
+    kind = "operator"
 
     def __init__(self, func: OpOverload) -> None:
         self.func = func
@@ -89,6 +90,16 @@ class Operator:
             self.wide or execute.computes_wide(sig, [*args, *kwargs.values()]),
             checks_bounds(),
         )
+
+    @property
+    def title(self) -> str:
+        """For reports: `add.Tensor`."""
+        return self.func.name().removeprefix("aten::").removesuffix(".default")
+
+    @property
+    def argument_names(self) -> list[str]:
+        """For reports."""
+        return [a.name for a in self.sig.arguments]
 
     def _trace(self, tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return tracer.call(self.func, args, kwargs)

@@ -331,7 +331,7 @@ def _named(name: str, body: Callable[..., Sequence[Array]]) -> Callable[..., Seq
 
 def make_plan(call: Call) -> Plan:
     """Traces a call; raises what PyTorch raises for wrong arguments, and NoLowering."""
-    with module.building:
+    with module.building, metrics.timed("trace_seconds"):
         builder = _Builder(call)
         target = module.Target(client().platform_name)
         built, results = module.build(call.name, target, builder.specs, _named(call.name, builder.body))

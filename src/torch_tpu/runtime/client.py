@@ -9,7 +9,6 @@ import ctypes
 import math
 import os
 import threading
-import time
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -212,10 +211,9 @@ class Client:
         return compile_options
 
     def _compile(self, module: Any, compile_options: Any) -> Any:
-        began = time.perf_counter()
-        loaded = self._client.compile_and_load(module, self._devices, compile_options)
+        with metrics.timed("compile_seconds"):
+            loaded = self._client.compile_and_load(module, self._devices, compile_options)
         metrics.count("compile")
-        metrics.add_seconds("compile_seconds", time.perf_counter() - began)
         return loaded
 
     def _load(self, cache: disk_cache.DiskCache, key: str, compile_options: Any) -> Any:
@@ -223,7 +221,8 @@ class Client:
         if payload is None:
             return None
         try:
-            loaded = self._client.deserialize_executable(payload, self._devices, compile_options)
+            with metrics.timed("disk_cache_seconds"):
+                loaded = self._client.deserialize_executable(payload, self._devices, compile_options)
         except client_errors() as error:
             cache.reject(key, f"can't be loaded ({str(error).splitlines()[0]})")
             return None

@@ -2,40 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from types import CodeType, FrameType
-
 import torch
 
+from torch_tpu.metrics import places
 from torch_tpu.runtime import memory
 from torch_tpu.runtime.client import client
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
-
-
-_user_codes: dict[CodeType, bool] = {}
-
-
-def is_user_code(code: CodeType) -> bool:
-    """Whether code belongs neither to torch nor to this package."""
-    found = _user_codes.get(code)
-    if found is None:
-        if len(_user_codes) > 65536:
-            _user_codes.clear()
-        found = _user_codes[code] = not code.co_filename.startswith((_PACKAGE, _TORCH, "<frozen"))
-    return found
-
 
 def user_line() -> str:
-    """`file:line` of the innermost frame that belongs neither to torch nor to this package."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if is_user_code(frame.f_code):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        frame = frame.f_back
-    return "unknown place (called from C++)"
+    """`file:line` of the user's program that is running now."""
+    return places.where(places.here_or_backward())
 
 
 def device_mismatch(other: torch.Tensor) -> RuntimeError:

@@ -91,18 +91,24 @@ def _contents(buffer: Buffer) -> npt.NDArray[Any]:
         raise NoContents(f"{error} (read at {user_line()})") from None
 
 
-def host_view(tensor: torch.Tensor) -> torch.Tensor:
+def host_view(tensor: torch.Tensor, why: str = "copy to the host") -> torch.Tensor:
     """A device tensor's elements on the host, waiting for them; the same sizes and strides. Must not be written into.
 
     On XLA:CPU this reads the device buffer in place.
+
+    Args:
+        why: how a report names this wait.
     """
     value = value_of(tensor.untyped_storage())
     g: Geometry = value.geometry
-    if value.array is None or tensor.numel() == 0:
+    if tensor.numel() == 0:
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
-    if before_reading is not None:
-        before_reading()
-    array = _contents(value.array)
+    with metrics.waiting(why):
+        if value.array is None:
+            return torch.zeros(tensor.shape, dtype=tensor.dtype)
+        if before_reading is not None:
+            before_reading()
+        array = _contents(value.array)
     metrics.count("device_to_host_bytes", array.nbytes)
     elements = from_numpy(array, g.dtype)
     if g.strides != contiguous_strides(g.sizes):

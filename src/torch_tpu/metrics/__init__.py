@@ -1,0 +1,85 @@
+"""Counts of what the backend did, and where in the user's program: `report()`, or `snapshot()` for a program to read.
+
+Counters: `program` (a new one was traced), `compile` (XLA compiled it) or `disk_cache_hit` (it was on disk),
+`trace_seconds`, `compile_seconds`, `disk_cache_seconds` (spent loading), `compile_cache_hit` (this process had it),
+`disk_cache_read_error`, `disk_cache_write_error`, `execute`, `graph_by_operator` (a compiled graph that no program can
+express ran), `fallback::<operator>`, `sync::<what>`, `host_to_device_bytes`, `device_to_host_bytes`; in fused mode
+`fused_program` and `flush::<cause>`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from torch_tpu.metrics import counts, events, places, programs
+from torch_tpu.metrics.counts import add_seconds, count, timed
+from torch_tpu.metrics.events import note, waited_for, waiting
+
+__all__ = ["add_seconds", "count", "counters", "note", "report", "reset", "snapshot", "timed", "waited_for", "waiting"]
+
+
+def counters() -> dict[str, int | float]:
+    """Every counter that is not zero; `*_seconds` are wall time."""
+    return counts.nonzero()
+
+
+def reset() -> None:
+    """Forgets all counts and events. Programs stay known, so that a later one still has a reason."""
+    counts.reset()
+    events.reset()
+    programs.reset()
+
+
+def snapshot() -> dict[str, Any]:
+    """Everything `report` tells, as plain dicts, lists, strings and numbers, which `json` can write.
+
+    Keys: `counters`; `recompiles` (programs that were not the first of their operator or graph, the latest first, each
+    with `kind`, `name`, `reason`, `line` and `after`, the number of programs that had run before); `graphs` (of
+    torch.compile, with their programs); `syncs`, `flushes`, `fallbacks` (`what`, `detail`, `line`, `source`, `count`,
+    most frequent first).
+    """
+    return {
+        "counters": counters(),
+        "recompiles": [_made(m) for m in programs.recompiles()],
+        "graphs": [_graph(g) for g in list(programs.graphs.values())],
+        "syncs": _lines("sync"),
+        "flushes": _lines("flush"),
+        "fallbacks": _lines("fallback"),
+    }
+
+
+def _lines(kind: str) -> list[dict[str, Any]]:
+    return [asdict(event) for event in events.lines(kind)]
+
+
+def _made(program: programs.Made) -> dict[str, Any]:
+    return {
+        "kind": program.kind,
+        "name": program.name,
+        "reason": program.reason,
+        "line": places.where(program.place),
+        "after": program.after,
+    }
+
+
+def _graph(graph: programs.Graph) -> dict[str, Any]:
+    return {
+        "name": graph.name,
+        "line": places.where(graph.place),
+        "reason": graph.reason,
+        "refused": graph.refused,
+        "by_operator": graph.by_operator,
+        "programs": [_made(m) for m in graph.made],
+    }
+
+
+def report(most: int = 10) -> str:
+    """The snapshot as text.
+
+    Args:
+        most: how many entries of each kind are shown.
+    """
+    from torch_tpu.metrics.text import text
+
+    return text(snapshot(), most)

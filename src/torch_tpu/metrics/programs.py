@@ -1,0 +1,161 @@
+"""Every program that was made, and why those made before would not do.
+
+A program is described by fields ("shape of self" → "[2, 3]"). One with a name that was met before is a recompile; its
+reason are the fields in which it differs from the most similar earlier one of that name.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch_tpu.metrics import counts, places
+from torch_tpu.metrics.places import Place
+
+Fields = Mapping[str, str]
+
+# Programs kept in the log; earlier programs that a new one is compared with, for each name.
+MOST_LOGGED = 4096
+MOST_COMPARED = 64
+# Differences named in a reason.
+MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Made:
+    """A program that was made.
+
+    Attributes:
+        kind: "operator", "graph" (of torch.compile), "fused" (operators of fused eager).
+        reason: what differs from the nearest earlier one; empty for the first of its name.
+        place: the user's line that needed it.
+        after: how many programs had run before.
+    """
+
+    kind: str
+    name: str
+    reason: str
+    place: Place
+    after: int
+
+
+@dataclass
+class Graph:
+    """A graph that torch.compile captured.
+
+    Attributes:
+        reason: why Dynamo captured it again, in its words; empty the first time.
+        refused: why no program can express it, where it runs operator by operator; `by_operator` is how often it did.
+    """
+
+    name: str
+    reason: str
+    place: Place
+    refused: str = ""
+    by_operator: int = 0
+    made: list[Made] = field(default_factory=list)
+
+
+log: deque[Made] = deque(maxlen=MOST_LOGGED)
+graphs: dict[str, Graph] = {}
+_earlier: dict[str, deque[Fields]] = {}
+# The operator program of each plan number, and the fused programs made so far as counts of plan numbers.
+_of_plan: dict[int, Made] = {}
+_fused: deque[tuple[Counter[int], tuple[int, ...], int]] = deque(maxlen=MOST_COMPARED)
+_in_fused: set[int] = set()
+
+
+def made(kind: str, name: str, fields: Fields, plan: int) -> None:
+    """Logs a program of one operator or graph.
+
+    Args:
+        plan: its plan's number, by which fused programs name it.
+    """
+    earlier = _earlier.setdefault(name, deque(maxlen=MOST_COMPARED))
+    reason = _difference(fields, earlier) if earlier else ""
+    earlier.append(fields)
+    entry = _of_plan[plan] = _logged(kind, name, reason)
+    if name in graphs:
+        graphs[name].made.append(entry)
+
+
+def _logged(kind: str, name: str, reason: str) -> Made:
+    entry = Made(kind, name, reason, places.here_or_backward(), counts.counters["execute"])
+    log.append(entry)
+    return entry
+
+
+def _difference(fields: Fields, earlier: Sequence[Fields] | deque[Fields]) -> str:
+    """How fields differ from the nearest of earlier ones, the latest of those."""
+
+    def differing(other: Fields) -> list[str]:
+        return [name for name in {**other, **fields} if other.get(name) != fields.get(name)]
+
+    nearest = min(reversed(earlier), key=lambda other: len(differing(other)))
+    changes = [f"{name}: {nearest.get(name, '-')} → {fields.get(name, '-')}" for name in differing(nearest)]
+    return _some(changes) or "another layout of the same tensors in memory"
+
+
+def _some(texts: Sequence[str]) -> str:
+    more = len(texts) - MOST_NAMED
+    return "; ".join(texts[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
+
+
+def fused(plans: Sequence[int], names: Sequence[str], outputs: int) -> None:
+    """Logs a program of fused eager, made of the operator programs with these numbers and names."""
+    count = Counter(plans)
+    reason = _why_fused(plans, dict(zip(plans, names, strict=True)), count, outputs) if _fused else ""
+    _fused.append((count, tuple(plans), outputs))
+    _in_fused.update(plans)
+    _logged("fused", f"{len(plans)} operators", reason)
+
+
+def _why_fused(plans: Sequence[int], names: Mapping[int, str], count: Counter[int], outputs: int) -> str:
+    new = [number for number in count if number not in _in_fused]
+    if new:
+        changed = [_of_plan[n] for n in new if n in _of_plan and _of_plan[n].reason]
+        if changed:
+            return _some([f"{m.name} has another {m.reason} ({places.where(m.place)})" for m in changed])
+        return f"operators for the first time: {_some([names[n] for n in new])}"
+    nearest, order, kept = min(reversed(_fused), key=lambda other: _distance(count, other[0]))
+    if count != nearest:
+        sides = (("more", count - nearest), ("fewer", nearest - count))
+        parts = [f"{side.total()} {word} ({_some([_name(n) for n in side])})" for word, side in sides if side]
+        return f"other operators than the nearest: {', '.join(parts)}"
+    if order != tuple(plans):
+        return "the same operators in another order"
+    return f"{outputs} results are kept, not {kept}" if outputs != kept else "operators read other results"
+
+
+def _name(plan: int) -> str:
+    return _of_plan[plan].name if plan in _of_plan else "?"
+
+
+def _distance(one: Counter[int], other: Counter[int]) -> int:
+    return (one - other).total() + (other - one).total()
+
+
+def captured(name: str, reason: str) -> None:
+    """Logs a graph that torch.compile captured."""
+    graphs[name] = Graph(name, reason, places.here_or_backward())
+
+
+def ran_by_operator(name: str, reason: str) -> None:
+    """Counts a run of a graph that no program can express."""
+    graph = graphs.setdefault(name, Graph(name, "", places.here_or_backward()))
+    graph.refused = reason
+    graph.by_operator += 1
+
+
+def recompiles() -> list[Made]:
+    """The programs that were not the first of their name, the latest first."""
+    return [entry for entry in reversed(log) if entry.reason]
+
+
+def reset() -> None:
+    """Empties the log. What was made before stays known, so that later recompiles have a reason."""
+    log.clear()
+    for graph in graphs.values():
+        graph.by_operator = 0
+        graph.made.clear()

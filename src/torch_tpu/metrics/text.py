@@ -1,0 +1,70 @@
+"""The report as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+Entries = list[dict[str, Any]]
+
+
+def text(snapshot: Mapping[str, Any], most: int) -> str:
+    """A snapshot for people to read, `most` entries of each kind."""
+    return "\n".join(_report(snapshot, most))
+
+
+def _report(snapshot: Mapping[str, Any], most: int) -> Iterator[str]:
+    yield "torch_tpu metrics"
+    # What has a section of its own, with lines, is not listed here.
+    counters = {k: v for k, v in snapshot["counters"].items() if "::" not in k}
+    for name, value in sorted(counters.items()):
+        yield f"  {name:<28} {value:.3f}" if isinstance(value, float) else f"  {name:<28} {value:,}"
+    yield from _recompiles(snapshot["recompiles"], most)
+    yield from _graphs(snapshot["graphs"], most)
+    yield from _lines("waits for the device (sync points)", snapshot["syncs"], most)
+    yield from _lines("flushes of fused eager", snapshot["flushes"], most)
+    yield from _lines("operators on the CPU (fallbacks)", snapshot["fallbacks"], most)
+
+
+def _recompiles(made: Entries, most: int) -> Iterator[str]:
+    """Programs of the same operator for the same line stand together, with their latest reason."""
+    grouped: dict[tuple[str, str], Entries] = {}
+    for entry in made:
+        grouped.setdefault((entry["name"], entry["line"]), []).append(entry)
+    yield f"  {'recompiles':<28} {len(made):,}" + (", the latest first" if made else "")
+    for (name, line), entries in _first(grouped.items(), most):
+        times = f" ×{len(entries)}" if len(entries) > 1 else ""
+        yield f"    {name}{times}  at {line}, after {entries[0]['after']:,} runs"
+        yield f"      {entries[0]['reason']}"
+    yield from _rest(len(grouped), most)
+
+
+def _graphs(graphs: Entries, most: int) -> Iterator[str]:
+    told = [g for g in graphs if g["reason"] or g["refused"] or len(g["programs"]) > 1]
+    yield f"  {'graphs of torch.compile':<28} {len(graphs):,}"
+    for graph in _first(told, most):
+        yield f"    {graph['name']}  at {graph['line']}"
+        if graph["reason"]:
+            yield f"      captured again: {graph['reason']}"
+        if graph["refused"]:
+            yield f"      ran operator by operator {graph['by_operator']:,} times: {graph['refused']}"
+        for program in _first([p for p in graph["programs"] if p["reason"]], most):
+            yield f"      compiled again: {program['reason']}"
+    yield from _rest(len(told), most)
+
+
+def _lines(title: str, events: Entries, most: int) -> Iterator[str]:
+    yield f"  {title:<28} {sum(e['count'] for e in events):,}"
+    for event in _first(events, most):
+        detail = f": {event['detail']}" if event["detail"] else ""
+        yield f"    {event['count']:>7,} × {event['what']}  at {event['line']}  {event['source']}{detail}".rstrip()
+    yield from _rest(len(events), most)
+
+
+def _first(entries: Iterable[Any], most: int) -> Iterator[Any]:
+    return (entry for _, entry in zip(range(most), entries, strict=False))
+
+
+def _rest(count: int, most: int) -> Iterator[str]:
+    if count > most:
+        yield f"    and {count - most:,} more (report(most=…), snapshot())"
