@@ -19,9 +19,11 @@ test: $(READY)
 
 # Continues where it stopped. Options: make conformance OPTIONS="--ops '^linalg' --dtypes float32 --samples 3"
 # The random programs run whether or not the database found differences.
+# In another execution mode: make conformance MODE=fused
+MODE ?= strict
 conformance: $(READY)
-	$(BIN)/python -m tests.conformance $(OPTIONS); database=$$?; \
-		$(BIN)/python -m tests.programs --count 2000 && exit $$database
+	$(BIN)/python -m tests.conformance --mode $(MODE) $(OPTIONS); database=$$?; \
+		$(BIN)/python -m tests.programs --mode $(MODE) --count 2000 && exit $$database
 
 # Which operators the device answers, and how: docs/operators.md
 operators: $(READY)

@@ -16,7 +16,7 @@ from tests.compare import Mismatch, NoGradient, assert_same, check_gradients, gr
 from tests.conformance import tolerances
 from tests.conformance.database import Entry, info_of
 from tests.conformance.outcome import Outcome, check_same_exception, raised, raised_by_device, spread
-from tests.conformance.precision import DOUBLE, HALF, as_float32, check_as_accurate
+from tests.conformance.precision import DOUBLE, WIDER, check_as_accurate, rounds_elsewhere, widened
 from tests.conformance.second_order import check_second_order
 
 CHECKS = ("construct", "forward", "gradient", "gradgrad", "strided", "errors")
@@ -33,7 +33,7 @@ class ModuleRun:
         self.dtype: torch.dtype = getattr(torch, entry.dtype)
         self.most = most
         self.training = entry.variant != "eval"
-        self.half = self.dtype in HALF
+        self.rounds_elsewhere = rounds_elsewhere(self.dtype)
         wider = tolerances.TOLERANCES.get(entry.op)
         if wider is not None and wider.dtypes and entry.dtype not in wider.dtypes:
             wider = None
@@ -100,8 +100,7 @@ class ModuleRun:
         results = (got, device.state_dict(), device_inputs), (want, host.state_dict(), host_inputs)
 
         def wide() -> Any:
-            module, inputs = self._host(sample, change)
-            module, inputs = module.float(), as_float32(inputs)
+            module, inputs = self._wide(sample, change)
             with torch.no_grad():
                 result = self._run(module, inputs)
             return result, module.state_dict(), inputs
@@ -112,7 +111,7 @@ class ModuleRun:
         host, device, host_inputs, device_inputs = self._copies(sample)
         want, got = self._run(host, host_inputs), self._run(device, device_inputs)
         host_leaves, device_leaves = _leaves(host, host_inputs), _leaves(device, device_inputs)
-        if not self.half:
+        if not self.rounds_elsewhere:
             try:
                 check_gradients(got, want, device_leaves, host_leaves, self.rtol, self.atol)
             except NoGradient:
@@ -122,9 +121,9 @@ class ModuleRun:
         seeds = gradient_seeds(want)
         want_gradients = gradients(want, host_leaves, seeds)
         got_gradients = gradients(got, device_leaves, [s.to("tpu") for s in seeds])
-        module, inputs = self._host(sample)
-        module, inputs = module.float(), as_float32(inputs)
-        wide_gradients = gradients(self._run(module, inputs), _leaves(module, inputs), [s.float() for s in seeds])
+        module, inputs = self._wide(sample)
+        wide_seeds = widened(seeds, self.dtype)
+        wide_gradients = gradients(self._run(module, inputs), _leaves(module, inputs), wide_seeds)
         self._same(got_gradients, want_gradients, lambda: wide_gradients, strides=False)
 
     def _second_order(self, sample: Any) -> None:
@@ -173,6 +172,11 @@ class ModuleRun:
             self._run(module, to_device(inputs, "cpu"))
         return module, to_device(inputs, "cpu")
 
+    def _wide(self, sample: Any, change: Callable[[Any], Any] = lambda nest: nest) -> tuple[torch.nn.Module, Inputs]:
+        """The same in the next wider dtype."""
+        module, inputs = self._host(sample, change)
+        return module.to(WIDER[self.dtype]), widened(inputs, self.dtype)
+
     def _copies(
         self, sample: Any, change: Callable[[Any], Any] = lambda nest: nest
     ) -> tuple[torch.nn.Module, torch.nn.Module, Inputs, Inputs]:
@@ -188,7 +192,7 @@ class ModuleRun:
         try:
             assert_same(got, want, strides=strides, rtol=self.rtol, atol=self.atol)
         except Mismatch as mismatch:
-            if mismatch.kind != "values" or not self.half or wide is None:
+            if mismatch.kind != "values" or not self.rounds_elsewhere or wide is None:
                 raise
             check_as_accurate(got, want, wide())
 

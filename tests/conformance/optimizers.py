@@ -16,7 +16,7 @@ from tests.compare import Mismatch, assert_same
 from tests.conformance import tolerances
 from tests.conformance.database import Entry, info_of
 from tests.conformance.outcome import Outcome, check_same_exception, raised, raised_by_device, spread
-from tests.conformance.precision import HALF, check_as_accurate
+from tests.conformance.precision import check_as_accurate, rounds_elsewhere, widened
 
 CHECKS = ("step", "state_dict", "errors")
 STEPS = 3
@@ -126,7 +126,7 @@ class OptimizerRun:
         values = [
             torch.randn(s, dtype=torch.float64, generator=generator).to(self.dtype) for s in (*self.shapes, (2, 2))
         ]
-        values = [v.float() for v in values] if wide else values
+        values = widened(values, self.dtype) if wide else values
         return [torch.nn.Parameter(v.to(place)) for v in values]
 
     def _trained(self, place: str, options: dict[str, Any], *, wide: bool = False, then: str = "") -> list[Any]:
@@ -183,7 +183,7 @@ class OptimizerRun:
         try:
             assert_same(got, want, rtol=self.rtol, atol=self.atol)
         except Mismatch as mismatch:
-            if mismatch.kind != "values" or self.dtype not in HALF:
+            if mismatch.kind != "values" or not rounds_elsewhere(self.dtype):
                 raise
             # Capturable forms on lists round once more than the plain loop, which stands for them on the CPU.
             check_as_accurate(got, want, wide(), factor=4)

@@ -1,4 +1,4 @@
-"""What a result of half precision, or one that went through many operators, is held to."""
+"""What a result of half precision, of a fused program, or one that went through many operators, is held to."""
 
 from __future__ import annotations
 
@@ -9,20 +9,40 @@ from torch.testing._comparison import default_tolerances
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.compare import Mismatch
+from torch_tpu.eager.mode import EagerMode, get_eager_mode
 
 # Second derivatives are compared in these dtypes, as PyTorch's own tests do: they are sums of many terms that cancel.
 DOUBLE = (torch.float64, torch.complex128)
 HALF = (torch.bfloat16, torch.float16)
+WIDER = {
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+    torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+}
 
 
-def as_float32(nest: Any) -> Any:
-    """Leaves of half precision as float32, dtypes among the arguments as well."""
+def rounds_elsewhere(dtype: torch.dtype) -> bool:
+    """Whether operators in this dtype round at other places than the CPU's.
+
+    In half precision the device computes in float32 and rounds once. A fused program keeps more than one operator's
+    rounding to itself: a multiplication and an addition become one instruction.
+    """
+    return dtype in HALF or (is_fused() and dtype in WIDER)
+
+
+def is_fused() -> bool:
+    return get_eager_mode() is EagerMode.DEFER_AND_FUSE
+
+
+def widened(nest: Any, dtype: torch.dtype) -> Any:
+    """Leaves as wide as `dtype` in the next wider one, dtypes among the arguments as well."""
+    of_width = HALF if dtype in HALF else (torch.float32, torch.complex64)
 
     def widen(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor) and leaf.dtype in HALF:
-            return leaf.detach().float().requires_grad_(leaf.requires_grad)
-        is_half = isinstance(leaf, torch.dtype) and leaf in HALF
-        return torch.float32 if is_half else leaf
+        if isinstance(leaf, torch.Tensor) and leaf.dtype in of_width:
+            return leaf.detach().to(WIDER[leaf.dtype]).requires_grad_(leaf.requires_grad)
+        return WIDER[leaf] if isinstance(leaf, torch.dtype) and leaf in of_width else leaf
 
     return tree_map(widen, nest)
 
@@ -34,7 +54,7 @@ def rounded(nest: Any, like: Any) -> list[Any]:
 
 
 def check_as_accurate(got: Any, want: Any, wide: Any, *, factor: float = 2) -> None:
-    """Every half-precision tensor is as near to the CPU's float32 result as the CPU's own half-precision one is.
+    """Every tensor is as near to the CPU's result in the next wider dtype as the CPU's own one is.
 
     For results of several operators: CPU kernels round intermediate results elsewhere than the device does, and the
     differences add up, in either direction. `factor` times the CPU's error and the default tolerance of the largest
@@ -44,7 +64,8 @@ def check_as_accurate(got: Any, want: Any, wide: Any, *, factor: float = 2) -> N
         if not isinstance(w, torch.Tensor) or not w.numel():
             continue
         rtol, atol = default_tolerances(w)
-        g, w, x = (t.detach().cpu().float() for t in (g, w, x))
+        common = torch.promote_types(x.dtype, torch.float64)
+        g, w, x = (t.detach().cpu().to(common) for t in (g, w, x))
         finite = w.isfinite() & x.isfinite()
         if not g[finite].isfinite().all():
             raise Mismatch("values", f"result {i}: other infinities than the CPU's: {g} instead of {w}")
@@ -53,4 +74,4 @@ def check_as_accurate(got: Any, want: Any, wide: Any, *, factor: float = 2) -> N
         theirs, ours = ((t - x)[finite].abs().max().item() for t in (w, g))
         allowed = factor * theirs + atol + rtol * x[finite].abs().max().item()
         if not ours <= allowed:
-            raise Mismatch("values", f"result {i}: off by {ours:.3g} from float32, the CPU by {theirs:.3g}")
+            raise Mismatch("values", f"result {i}: off by {ours:.3g} from a wider result, the CPU by {theirs:.3g}")

@@ -158,10 +158,9 @@ SKIPPED: dict[tuple[str, str], str] = {
     ("native_group_norm", "strided"): "the CPU refuses strided inputs",
 }
 
-# Many CPU kernels round every intermediate result to these dtypes; the device computes in float32 and rounds once. So a
-# result that differs from the CPU's also passes if it is, at default tolerances, the CPU's float32 result on the same
-# inputs, rounded once.
-ROUNDED_ONCE = ("bfloat16", "float16")
+# Many CPU kernels round every intermediate result to half precision; the device computes in float32 and rounds once. So
+# a result that differs from the CPU's also passes if it is, at default tolerances, the CPU's float32 result on the same
+# inputs, rounded once (`precision.rounds_elsewhere`).
 
 # Results of half precision that need only be as near to the float32 ones as the CPU's own are (gradients of half
 # precision always: they come from several operators, each of which rounds).

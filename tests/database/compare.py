@@ -41,10 +41,12 @@ def in_float32(kind: str) -> list[Entry]:
     return entries(dtypes=[torch.float32], kinds=[kind])
 
 
-def assert_conforms(entry: Entry, *, samples: int, checks: Iterable[str] = EVERYDAY, note: str = "") -> None:
+def assert_conforms(
+    entry: Entry, *, samples: int, checks: Iterable[str] = EVERYDAY, mode: str = "strict", note: str = ""
+) -> None:
     """No difference from the CPU, and nothing computed there, but what `conformance.known` lists."""
     with mock.patch.dict(os.environ, TORCH_TPU_FALLBACK="allow"):
-        outcome = check.run(entry, samples=samples, checks=checks)
+        outcome = check.run(entry, samples=samples, checks=checks, mode=mode)
     found = [
         f"{entry}, {f.check}: {f.kind}\n  sample: {f.sample}\n  {f.message}"
         for f in outcome.failures
@@ -52,5 +54,6 @@ def assert_conforms(entry: Entry, *, samples: int, checks: Iterable[str] = EVERY
     ]
     found += [f"{entry}: {name} ran on the CPU" for name in outcome.fallbacks if name not in known.FALLBACKS]
     if found:
-        again = f".venv/bin/python -m tests.conformance --kind {entry.kind} --ops '^{entry.op}' --dtypes {entry.dtype}"
+        chosen = f"--kind {entry.kind} --ops '^{entry.op}' --dtypes {entry.dtype} --mode {mode}"
+        again = f".venv/bin/python -m tests.conformance {chosen}"
         pytest.fail("\n".join([*found, note, f"to see all of it: {again} --restart"]), pytrace=False)

@@ -1,5 +1,7 @@
 """All dtypes and all checks, a slice of them a day: in `SLICES` days all of the database has been compared.
 
+In float32 under fused eager as well.
+
 `TORCH_TPU_TEST_SLICE=<number>` chooses the slice, for example that of a day on which it failed.
 """
 
@@ -37,3 +39,9 @@ def test_slices_are_a_partition() -> None:
 @pytest.mark.parametrize("entry", _slice(_today()), ids=str)
 def test_entry(entry: Entry) -> None:
     assert_conforms(entry, samples=2, checks=CHECKS, note=f"in the slice TORCH_TPU_TEST_SLICE={_today()}")
+
+
+@pytest.mark.parametrize("entry", [e for e in _slice(_today()) if e.dtype == "float32"], ids=str)
+def test_entry_in_fused_mode(entry: Entry) -> None:
+    note = f"in fused mode, in the slice TORCH_TPU_TEST_SLICE={_today()}"
+    assert_conforms(entry, samples=2, mode="fused", note=note)
