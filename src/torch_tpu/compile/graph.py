@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 import re
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Node
 
 from torch_tpu import metrics
 from torch_tpu.eager import execute, hooks
@@ -15,7 +14,8 @@ from torch_tpu.eager.operator import checks_bounds
 from torch_tpu.eager.plan import Call
 from torch_tpu.hlo import module
 from torch_tpu.metrics import programs
-from torch_tpu.ops.trace import Tracer
+from torch_tpu.ops.subgraph import GraphTracer, constants, tensor
+from torch_tpu.ops.trace import Data, Tracer
 from torch_tpu.runtime.client import client
 
 
@@ -34,8 +34,9 @@ class GraphProgram:
     def __init__(self, graph: GraphModule, title: str) -> None:
         self.graph = graph
         self.title = title
-        self.constants, self.traced = _with_constants_as_inputs(graph)
-        self.argument_names = [n.name for n in self.traced.graph.nodes if n.op == "placeholder"]
+        self.constants = constants(graph)
+        placeholders = graph.graph.find_nodes(op="placeholder")
+        self.argument_names = [f"constant_{i + 1}" for i in range(len(self.constants))] + [n.name for n in placeholders]
 
     def __call__(self, *args: Any) -> Any:
         if hooks.forked is not None:
@@ -50,7 +51,10 @@ class GraphProgram:
             metrics.count("graph_by_operator")
             programs.ran_by_operator(self.title, plan.reason)
             return self.graph(*args)
-        return execute.submit(plan, sig)
+        returned, numbers = execute.submit(plan, sig)
+        for i in numbers:
+            returned[i] = returned[i].item()
+        return returned
 
     def _call(self, sig: execute.CallSignature, args: list[Any]) -> Call:
         taken: dict[str, int] = {}
@@ -66,13 +70,20 @@ class GraphProgram:
             checks_bounds(),
         )
 
-    def _trace(self, tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with tracer:
-            return (_NamingInterpreter if client().names_operators else Interpreter)(self.traced).run(*args)
+    def _trace(self, tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[int]]:
+        """What the graph returns, and where that is a number which the program computes."""
+        taken = len(self.constants)
+        tracer.constants = {id(t): given for t, given in zip(self.constants, args, strict=False)}
+        interpreter = (_NamingTracer if client().names_operators else GraphTracer)(tracer, self.graph)
+        returned = list(interpreter.run(*args[taken:]))
+        numbers = [i for i, value in enumerate(returned) if isinstance(value, Data)]
+        for i in numbers:
+            returned[i] = tensor(tracer, returned[i].array)
+        return returned, numbers
 
 
-class _NamingInterpreter(Interpreter):
-    """Runs a graph under the tracer so that each operation says which operator and line it comes from."""
+class _NamingTracer(GraphTracer):
+    """Traces a graph so that each operation says which operator and line it comes from."""
 
     def run_node(self, n: Node) -> Any:
         if n.op != "call_function":
@@ -85,26 +96,3 @@ def _line(node: Node) -> str:
     """`file:line` of the user's code that a node comes from, as Dynamo noted it."""
     found = re.findall(r'File "(.+?)", line (\d+)', node.meta.get("stack_trace") or "")
     return ":".join(found[-1]) if found else "an unknown place"
-
-
-def _with_constants_as_inputs(graph: GraphModule) -> tuple[list[torch.Tensor], GraphModule]:
-    """The graph's tensor constants, and a copy that takes them as its first inputs and makes tensors on "meta"."""
-    copy = torch.fx.Graph()
-    constants: list[torch.Tensor] = []
-    nodes: dict[Node, Node] = {}
-    attributes = [n for n in graph.graph.nodes if n.op == "get_attr"]
-    for node in attributes:
-        value = operator.attrgetter(node.target)(graph)
-        if isinstance(value, torch.Tensor):
-            constants.append(value)
-            nodes[node] = copy.placeholder(f"constant_{len(constants)}")
-    for node in graph.graph.nodes:
-        if node not in nodes:
-            nodes[node] = copy.node_copy(node, nodes.__getitem__)
-            nodes[node].kwargs = {k: _on_meta(v) for k, v in nodes[node].kwargs.items()}
-            nodes[node].args = tuple(_on_meta(a) for a in nodes[node].args)
-    return constants, GraphModule(graph, copy)
-
-
-def _on_meta(value: Any) -> Any:
-    return torch.device("meta") if isinstance(value, torch.device) and value.type == "tpu" else value

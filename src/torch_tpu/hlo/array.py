@@ -140,6 +140,19 @@ def constant(value: Number | npt.ArrayLike, dtype: torch.dtype, shape: Sequence[
     return result if shape is None else broadcast_to(result, shape)
 
 
+def known_number(x: Array) -> Number | None:
+    """The number that all elements of a constant are; None for anything else."""
+    operation = x.value.owner
+    if isinstance(operation, ir.Block) or operation.name != "stablehlo.constant":
+        return None
+    elements = ir.DenseElementsAttr(operation.attributes["value"])
+    if not elements.is_splat or x.dtype.is_complex:
+        return None
+    splat: Any = elements.get_splat_value()
+    number: Number = splat.value
+    return number
+
+
 def as_array(value: ArrayLike, dtype: torch.dtype) -> Array:
     """An Array converted to `dtype`; a number as a 0-d constant."""
     return convert(value, dtype) if isinstance(value, Array) else constant(value, dtype)

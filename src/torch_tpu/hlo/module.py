@@ -30,12 +30,33 @@ class Target:
     Attributes:
         platform: PJRT's name of the platform, such as "cpu" or "tpu".
         custom_calls: names of the functions it calls that XLA must know.
-        functions: private functions copied into it, by the `main` they are copies of.
+        copies: names of the private functions that are copies of other modules, by module.
+        functions: how many private functions it has.
     """
 
     platform: str
     custom_calls: set[str] = field(default_factory=set)
-    functions: dict[Any, str] = field(default_factory=dict)
+    copies: dict[Any, str] = field(default_factory=dict)
+    functions: int = 0
+
+    def new_name(self) -> str:
+        """A name for a private function."""
+        self.functions += 1
+        return f"f{self.functions - 1}"
+
+
+@dataclass(frozen=True)
+class Function:
+    """A private function of a module under construction.
+
+    Attributes:
+        used: for each parameter it was defined with, whether it reads it; it has no other ones.
+        results: shapes and dtypes of what it returns.
+    """
+
+    name: str
+    used: tuple[bool, ...]
+    results: tuple[Spec, ...]
 
 
 # Of the modules being built, the innermost last; `building` guards it.
@@ -63,7 +84,7 @@ def context() -> ir.Context:
 
 def main(module: ir.Module) -> Any:
     """The function `main` of a module."""
-    return next(op for op in module.body.operations if isinstance(op, func.FuncOp))
+    return next(op for op in _functions(module) if op.name.value == "main")
 
 
 def parameter_types(module: ir.Module) -> list[Any]:
@@ -77,17 +98,63 @@ def call(callee: ir.Module, operands: Sequence[Array], results: Sequence[Spec]) 
     Args:
         results: shapes and dtypes of what it returns.
     """
-    function = main(callee)
-    functions = target().functions
-    name = functions.get(callee)
+    name = target().copies.get(callee)
     if name is None:
-        name = functions[callee] = f"f{len(functions)}"
-        caller = ir.InsertionPoint.current.block.owner
-        copy = function.operation.clone(ir.InsertionPoint(caller))
-        copy.attributes["sym_name"] = ir.StringAttr.get(name)
-        copy.attributes["sym_visibility"] = ir.StringAttr.get("private")
-    called = func.CallOp(function.type.results, ir.FlatSymbolRefAttr.get(name), [o.value for o in operands])
+        name = target().copies[callee] = _copy_functions(callee)
+    return _call(name, operands, results)
+
+
+def define(parameters: Sequence[Spec], body: Callable[..., Sequence[Array]]) -> Function:
+    """Adds a private function to the module under construction, of arrays of these shapes and dtypes."""
+    with _before_enclosing_function():
+        function, results = _function(target().new_name(), "private", parameters, body)
+    used = _drop_unused(function)
+    return Function(ir.StringAttr(function.attributes["sym_name"]).value, tuple(used), tuple(results))
+
+
+def invoke(function: Function, operands: Sequence[Array]) -> list[Array]:
+    """Calls a function that `define` made, with an operand for each parameter it was defined with."""
+    given = [o for o, is_used in zip(operands, function.used, strict=True) if is_used]
+    return _call(function.name, given, function.results)
+
+
+def _call(name: str, operands: Sequence[Array], results: Sequence[Spec]) -> list[Array]:
+    result_types = [types.tensor_type(shape, dtype) for shape, dtype in results]
+    called = func.CallOp(result_types, ir.FlatSymbolRefAttr.get(name), [o.value for o in operands])
     return [Array(v, shape, dtype) for v, (shape, dtype) in zip(called.results, results, strict=True)]
+
+
+def _functions(module: ir.Module) -> list[Any]:
+    return [op for op in module.body.operations if isinstance(op, func.FuncOp)]
+
+
+def _copy_functions(callee: ir.Module) -> str:
+    """Copies the functions of another module under new names; returns the new name of its `main`."""
+    names = {function.name.value: target().new_name() for function in _functions(callee)}
+
+    def rename(op: Any) -> Any:
+        if "callee" in op.attributes:
+            old = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
+            op.attributes["callee"] = ir.FlatSymbolRefAttr.get(names[old])
+        return ir.WalkResult.ADVANCE
+
+    with _before_enclosing_function() as place:
+        for function in _functions(callee):
+            copy = function.operation.clone(place)
+            copy.attributes["sym_name"] = ir.StringAttr.get(names[function.name.value])
+            copy.attributes["sym_visibility"] = ir.StringAttr.get("private")
+            if len(names) > 1:
+                copy.walk(rename)
+    return names["main"]
+
+
+@contextlib.contextmanager
+def _before_enclosing_function() -> Iterator[ir.InsertionPoint]:
+    operation = ir.InsertionPoint.current.block.owner.operation
+    while operation.name != "func.func":
+        operation = operation.parent
+    with ir.InsertionPoint(operation) as place:
+        yield place
 
 
 def build(
@@ -98,18 +165,25 @@ def build(
         module = ir.Module.create()
         module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
         with ir.InsertionPoint(module.body):
-            argument_types = [types.tensor_type(shape, dtype) for shape, dtype in parameters]
-            function: Any = func.FuncOp("main", (argument_types, []))
-            function.attributes["sym_visibility"] = ir.StringAttr.get("public")
-            block = function.add_entry_block()
-        with ir.InsertionPoint(block):
-            arguments = [Array(v, s, d) for v, (s, d) in zip(block.arguments, parameters, strict=True)]
-            results = body(*arguments)
-            func.return_([r.value for r in results])
-        function.attributes["function_type"] = ir.TypeAttr.get(
-            ir.FunctionType.get(argument_types, [r.value.type for r in results])
-        )
-        return module, [(r.shape, r.dtype) for r in results]
+            _, results = _function("main", "public", parameters, body)
+        return module, results
+
+
+def _function(
+    name: str, visibility: str, parameters: Sequence[Spec], body: Callable[..., Sequence[Array]]
+) -> tuple[Any, list[Spec]]:
+    argument_types = [types.tensor_type(shape, dtype) for shape, dtype in parameters]
+    function: Any = func.FuncOp(name, (argument_types, []))
+    function.attributes["sym_visibility"] = ir.StringAttr.get(visibility)
+    block = function.add_entry_block()
+    with ir.InsertionPoint(block):
+        arguments = [Array(v, s, d) for v, (s, d) in zip(block.arguments, parameters, strict=True)]
+        results = body(*arguments)
+        func.return_([r.value for r in results])
+    function.attributes["function_type"] = ir.TypeAttr.get(
+        ir.FunctionType.get(argument_types, [r.value.type for r in results])
+    )
+    return function, [(r.shape, r.dtype) for r in results]
 
 
 @contextlib.contextmanager
@@ -130,19 +204,22 @@ def named(name: str) -> contextlib.AbstractContextManager[Any]:
 def drop_unused_parameters(module: ir.Module) -> list[bool]:
     """Removes the parameters of `main` that nothing reads; returns for each whether it was read."""
     with building, context(), ir.Location.unknown():
-        function = main(module)
-        block = function.entry_block
-        used = [any(True for _ in argument.uses) for argument in block.arguments]
-        for i in reversed(range(len(used))):
-            if not used[i]:
-                block.erase_argument(i)
-        kept = [argument.type for argument in block.arguments]
-        function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(kept, function.type.results))
+        return _drop_unused(main(module))
+
+
+def _drop_unused(function: Any) -> list[bool]:
+    block = function.entry_block
+    used = [any(True for _ in argument.uses) for argument in block.arguments]
+    for i in reversed(range(len(used))):
+        if not used[i]:
+            block.erase_argument(i)
+    kept = [argument.type for argument in block.arguments]
+    function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(kept, function.type.results))
     return used
 
 
 def operations(module: ir.Module) -> set[str]:
-    """The names of the operations of `main`, without their dialect; those of inner regions are left out."""
+    """The names of the operations of its functions, without their dialect; those of inner regions are left out."""
     with building:
-        names = (op.operation.name for op in main(module).entry_block.operations)
+        names = (op.operation.name for function in _functions(module) for op in function.entry_block.operations)
         return {name.partition(".")[2] for name in names if not name.startswith("func.")}

@@ -336,16 +336,15 @@ def fori_loop(count: int, body: Combine, initial: Sequence[Array]) -> list[Array
 
 def conditional(
     condition: Array,
-    when_true: Callable[[], Array],
-    otherwise: Callable[[], Array],
-    result: tuple[Sequence[int], torch.dtype],
-) -> Array:
-    """What one of two functions makes, which both make an Array of this shape and dtype; only that one is computed."""
-    shape, dtype = tuple(result[0]), result[1]
-    operation = stablehlo.IfOp([types.tensor_type(shape, dtype)], condition.value)
+    when_true: Callable[[], Array | Sequence[Array]],
+    otherwise: Callable[[], Array | Sequence[Array]],
+    results: Sequence[tuple[Sequence[int], torch.dtype]],
+) -> list[Array]:
+    """What one of two functions makes, which both make Arrays of these shapes and dtypes; only that one runs."""
+    operation = stablehlo.IfOp([types.tensor_type(tuple(s), d) for s, d in results], condition.value)
     for region, branch in zip(operation.regions, (when_true, otherwise), strict=True):
         _fill_region(region, [], branch)
-    return Array(operation.results[0], shape, dtype)
+    return [Array(value, s, d) for value, (s, d) in zip(operation.results, results, strict=True)]
 
 
 def _as_list(results: Array | Sequence[Array]) -> list[Array]:

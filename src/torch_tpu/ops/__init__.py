@@ -56,6 +56,7 @@ FAMILIES = (
     "sparse_indices",
     "segment",
     "padded",
+    "control_flow",
 )
 
 _loaded = False

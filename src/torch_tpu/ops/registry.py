@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Check = Callable[..., None]
@@ -69,11 +69,12 @@ class Lowering:
 class NoLowering(NotImplementedError):
     """An operator that has neither a lowering nor a decomposition into operators that have one."""
 
-    def __init__(self, operator: OpOverload | str) -> None:
+    def __init__(self, operator: OpOverload | HigherOrderOperator | str) -> None:
         super().__init__(f"{operator} has no lowering")
 
 
 _lowerings: dict[str, Lowering] = {}
+_higher_order: dict[str, Callable[..., Any]] = {}
 _decompositions: dict[str, Callable[..., Any]] = {}
 
 
@@ -115,6 +116,24 @@ def decompose(*names: str) -> Callable[[Function], Function]:
         return function
 
     return register
+
+
+def lower_higher_order(*names: str) -> Callable[[Function], Function]:
+    """Registers what lowers a higher-order operator: a function of the tracer and the operator's arguments.
+
+    It gets meta tensors and graphs, and returns what the operator returns.
+    """
+
+    def register(function: Function) -> Function:
+        for name in names:
+            _higher_order[name] = function
+        return function
+
+    return register
+
+
+def higher_order(func: HigherOrderOperator) -> Callable[..., Any] | None:
+    return _higher_order.get(func.name())
 
 
 def find(func: OpOverload) -> Lowering | None:

@@ -69,7 +69,7 @@ def sorting_order(x: Array, dim: int, descending: bool = False) -> Array:
     bits = (size - 1).bit_length()
     fits = (greatest - least >= 0) & (greatest - least < 2 ** (63 - bits))
     result = (x.shape, index_dtype(size))
-    return structured.conditional(fits, lambda: _packed_order(key - least, dim, bits), order, result)
+    return structured.conditional(fits, lambda: _packed_order(key - least, dim, bits), order, [result])[0]
 
 
 def _packed_order(key: Array, dim: int, bits: int) -> Array:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_tpu.hlo import array as hlo
@@ -55,8 +55,19 @@ class Data:
         self.array = array
 
 
+class Unknown(Data):
+    """A number that the program computes: only its Array counts, `value` stands in where PyTorch wants a number."""
+
+    __slots__ = ()
+
+    def __init__(self, array: Array) -> None:
+        super().__init__(False if array.dtype is torch.bool else 1.0 if array.dtype.is_floating_point else 1, array)
+
+
 class Tracer(TorchDispatchMode):
     """Builds the program of whatever runs under it. Only inside `hlo.module.build`."""
+
+    supports_higher_order_operators = True
 
     def __init__(self, *, rng: Callable[[], Rng], checks: bool) -> None:
         """
@@ -65,8 +76,10 @@ class Tracer(TorchDispatchMode):
             checks: whether conditions that lowerings state (index bounds) become outputs of the program.
         """
         super().__init__()
-        self._rng = rng
-        self._with_checks = checks
+        self.rng = rng
+        self.with_checks = checks
+        self.constants: dict[int, torch.Tensor] = {}
+        self.subgraphs: dict[Any, Any] = {}
         self._bases: dict[int, Base] = {}
         self._alive: list[Any] = []
         self._starts: dict[int, tuple[Any, Sequence[Array]]] = {}
@@ -88,7 +101,7 @@ class Tracer(TorchDispatchMode):
 
     def add_host_scalar(self, tensor: torch.Tensor, array: Array) -> None:
         """Gives a 0-d meta tensor the value of a host tensor that is an input of the program."""
-        self._fresh(tensor, array)
+        self.fresh(tensor, array)
 
     def base(self, tensor: torch.Tensor) -> Base:
         storage = tensor.untyped_storage()
@@ -138,7 +151,7 @@ class Tracer(TorchDispatchMode):
         steps, starts = self._plan(base, tensor)
         base.array = strided.write(base.value(), steps, starts, array, uniform=uniform)
 
-    def _fresh(self, tensor: torch.Tensor, array: Array) -> torch.Tensor:
+    def fresh(self, tensor: torch.Tensor, array: Array) -> torch.Tensor:
         """Attaches the value of a new meta tensor; one that isn't dense gets a storage written through its view."""
         array = self._fit(array, tuple(tensor.shape), tensor.dtype)
         storage = tensor.untyped_storage()
@@ -147,7 +160,7 @@ class Tracer(TorchDispatchMode):
             if 0 in strides:
                 # Expanded: no layout of its own to keep.
                 tensor = torch.empty(sizes, dtype=tensor.dtype, device="meta")
-                return self._fresh(tensor, array)
+                return self.fresh(tensor, array)
             self._bases[storage._cdata] = Base(None, (storage.nbytes() // tensor.dtype.itemsize,), (1,), tensor.dtype)
             self._alive.append(storage)
             self.write(tensor, array)
@@ -168,12 +181,21 @@ class Tracer(TorchDispatchMode):
     # --- calls ---------------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: OpOverload | HigherOrderOperator,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         return self.call(func, args, kwargs or {})
 
-    def call(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, func: OpOverload | HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs one operator on meta tensors and appends it to the program; raises NoLowering where nothing fits."""
+        if isinstance(func, HigherOrderOperator):
+            higher_order = registry.higher_order(func)
+            if higher_order is None:
+                raise NoLowering(func)
+            return higher_order(self, *args, **kwargs)
         rule = derived.lowering(func)
         if rule is not None:
             return self._lower(func, rule, bind(func, args, kwargs))
@@ -264,18 +286,18 @@ class Tracer(TorchDispatchMode):
         if "common" in rule.extras:
             keyword["common"] = _common_dtype(args, kwargs)
         if "rng" in rule.extras:
-            keyword["rng"] = self._rng()
+            keyword["rng"] = self.rng()
         if "check" in rule.extras:
-            keyword["check"] = self._check
+            keyword["check"] = self.check
         results = _flat(rule.function(*positional, **keyword))
 
         if meta is None and func._schema.returns:
             made = [torch.empty(r.shape, dtype=r.dtype, device="meta") for r in results]
             made = list(layout.as_on_cpu(func, made, args))
             for tensor, array in zip(made, results, strict=True):
-                self._fresh(tensor, array)
+                self.fresh(tensor, array)
             return made[0] if len(made) == 1 and not sig.returns_list else made
-        replaced = {id(t): self._fresh(t, a) for t, a in zip(fresh, results, strict=False)}
+        replaced = {id(t): self.fresh(t, a) for t, a in zip(fresh, results, strict=False)}
         new_values = iter(results[len(fresh) :])
         for i in written:
             for target in _flat(values[i]):
@@ -360,11 +382,11 @@ class Tracer(TorchDispatchMode):
             return [self._operand(v) for v in value]
         return value
 
-    def _check(
+    def check(
         self, condition: Array, message: str, error: type[Exception] = RuntimeError, value: Array | None = None
     ) -> None:
         """States a run-time condition; `{}` in the message stands for the 0-d `value`."""
-        if self._with_checks:
+        if self.with_checks:
             self.checks.append((condition, message, error, value))
 
 
