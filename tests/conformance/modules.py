@@ -12,7 +12,16 @@ from torch.testing._internal.common_modules import ModuleErrorEnum
 from torch.testing._internal.common_utils import noncontiguous_like
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tests.compare import Mismatch, NoGradient, assert_same, check_gradients, gradient_seeds, gradients, to_device
+from tests.compare import (
+    Mismatch,
+    NoGradient,
+    assert_same,
+    check_gradients,
+    gradient_seeds,
+    gradients,
+    seed_generators,
+    to_device,
+)
 from tests.conformance import tolerances
 from tests.conformance.database import Entry, info_of
 from tests.conformance.outcome import Outcome, check_same_exception, raised, raised_by_device, spread
@@ -57,7 +66,7 @@ class ModuleRun:
         return result
 
     def _inputs(self, function: Callable[..., list[Any]]) -> list[Any]:
-        torch.manual_seed(0)
+        seed_generators()
         return list(function(self.info, device="cpu", dtype=self.dtype, requires_grad=True, training=self.training))
 
     def _cpu_takes(self, sample: Any) -> bool:
@@ -164,7 +173,7 @@ class ModuleRun:
     def _host(self, sample: Any, change: Callable[[Any], Any] = lambda nest: nest) -> tuple[torch.nn.Module, Inputs]:
         """A module on the CPU and its inputs, the same ones at every call."""
         args, kwargs = deepcopy((sample.constructor_input.args, sample.constructor_input.kwargs))
-        torch.manual_seed(0)
+        seed_generators()
         module = self.info.module_cls(*args, **kwargs).to(self.dtype).train(self.training)
         inputs = change((sample.forward_input.args, sample.forward_input.kwargs))
         if self.info.is_lazy:
@@ -185,7 +194,7 @@ class ModuleRun:
 
     @staticmethod
     def _run(module: torch.nn.Module, inputs: Inputs) -> Any:
-        torch.manual_seed(0)
+        seed_generators()
         return module(*inputs[0], **inputs[1])
 
     def _same(self, got: Any, want: Any, wide: Callable[[], Any] | None, strides: bool = True) -> None:

@@ -8,7 +8,16 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tests.compare import Mismatch, NoGradient, assert_same, check_gradients, gradient_seeds, gradients, to_device
+from tests.compare import (
+    Mismatch,
+    NoGradient,
+    assert_same,
+    check_gradients,
+    gradient_seeds,
+    gradients,
+    seed_generators,
+    to_device,
+)
 from tests.conformance import tolerances
 from tests.conformance.database import Entry, info_of
 from tests.conformance.outcome import Outcome, check_same_exception, raised, raised_by_device, spread
@@ -183,7 +192,7 @@ class OperatorRun:
 
     @staticmethod
     def _call(function: Callable[..., Any], inputs: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> Any:
-        torch.manual_seed(0)
+        seed_generators()
         return function(inputs[0], *inputs[1], **inputs[2])
 
     def _same(self, function: Callable[..., Any], sample: Any, inputs: tuple[Any, Any]) -> None:
