@@ -162,6 +162,17 @@ def test_refused_dtypes(x: torch.Tensor) -> None:
     same_outcome(lambda x: torch._foreach_addcdiv([x], [x], [x]), x)
 
 
+@pytest.mark.parametrize("number", [True, 2, 1.5])
+def test_bounds_of_bools(number: float) -> None:
+    """Refused if they are bool themselves."""
+    same_outcome(lambda x: x.clamp(number), BOOLS)
+    same_outcome(lambda x: x.clamp(max=number), BOOLS)
+    same_outcome(lambda x: x.clamp(number, number), BOOLS)
+    same_outcome(lambda x: x.clamp_min_(number), BOOLS)
+    same_outcome(lambda x: torch._foreach_maximum([x], number), BOOLS)
+    same_outcome(lambda x: torch._foreach_clamp_max([x], [number]), BOOLS)
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic", "area"])
 def test_resizing_integers(mode: str, dtype: torch.dtype) -> None:

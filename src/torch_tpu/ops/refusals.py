@@ -35,6 +35,8 @@ _BOOL = frozenset(
         "trunc",
     }
 )
+# The same if their numbers are bool too; with others the operands are promoted.
+_BOOL_WITH_BOOL = frozenset({"clamp", "clamp_max", "clamp_min"})
 _INTEGERS_AND_BOOL = frozenset(
     {
         "_adaptive_avg_pool2d",
@@ -67,7 +69,7 @@ _ALL_BUT_BYTES = re.compile(r"_?upsample_(bilinear2d|bicubic2d|lanczos2d|linear1
 
 
 def check_dtype(name: str, values: list[Any]) -> None:
-    """Raises RuntimeError if an operator's CPU kernel refuses the dtypes of its tensors."""
+    """Raises RuntimeError if an operator's CPU kernel refuses the dtypes of its tensors and numbers."""
     dtypes = {v.dtype for v in values if isinstance(v, torch.Tensor)}
     if name in _NUMBER_AS_IT_IS and not values[0].dim():
         return
@@ -77,6 +79,7 @@ def check_dtype(name: str, values: list[Any]) -> None:
         return
     if (
         (name in _BOOL and dtypes == {torch.bool})
+        or (name in _BOOL_WITH_BOOL and dtypes == {torch.bool} and not any(type(v) in (int, float) for v in values))
         or name in _INTEGERS_AND_BOOL
         or (_ALL_BUT_BYTES.match(name) and dtypes != {torch.uint8})
     ):

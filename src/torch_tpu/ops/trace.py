@@ -257,8 +257,9 @@ class Tracer(TorchDispatchMode):
 
     def _lower(self, func: OpOverload, rule: registry.Lowering, values: list[Any]) -> Any:
         sig = signature(func)
-        check_dtype(rule.name, values)
-        args, kwargs = unbind(func, [_plain(v) for v in values])
+        plain = [_plain(v) for v in values]
+        check_dtype(rule.name, plain)
+        args, kwargs = unbind(func, plain)
         target = args[0] if sig.is_inplace and isinstance(args[0], torch.Tensor) else None
         shape = torch.Size() if target is None else target.shape
         try:
