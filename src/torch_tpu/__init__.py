@@ -7,7 +7,9 @@ The device module is `torch.tpu`. Submodules such as `torch_tpu.metrics` are imp
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from torch_tpu._loader import load
 
@@ -15,9 +17,19 @@ from torch_tpu._loader import load
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 
 __version__ = "0.1.0"
-__all__ = ["__version__"]
+__all__ = ["__version__", "export"]
+
+if TYPE_CHECKING:
+    from torch_tpu.compile.exported import Exported
 
 load()
+
+
+def export(module_or_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Exported:
+    """One call of a module or function as a StableHLO module for use outside PyTorch: `torch_tpu.compile.export`."""
+    from torch_tpu.compile.export import export as make
+
+    return make(module_or_fn, *args, **kwargs)
 
 
 def __getattr__(name: str) -> ModuleType:
