@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,12 +12,15 @@ from torch.fx import GraphModule, Node
 from torch_tpu import metrics
 from torch_tpu.eager import execute, hooks
 from torch_tpu.eager.operator import checks_bounds
-from torch_tpu.eager.plan import Call
+from torch_tpu.eager.plan import Call, Plan
 from torch_tpu.hlo import module
 from torch_tpu.metrics import programs
 from torch_tpu.ops.subgraph import GraphTracer, constants, tensor
 from torch_tpu.ops.trace import Data, Tracer
 from torch_tpu.runtime.client import client
+
+# Called with each program that a graph gets.
+observer: Callable[[GraphProgram, Plan | execute.Unsupported], None] | None = None
 
 
 class GraphProgram:
@@ -46,7 +50,11 @@ class GraphProgram:
         for value in everything:
             sig.argument(int(value) if isinstance(value, torch.SymInt) else value, False)
         key = sig.finish()
-        plan = execute.known_plan(key) or execute.find_plan(key, lambda: self._call(sig, everything))
+        plan = execute.known_plan(key)
+        if plan is None:
+            plan = execute.find_plan(key, lambda: self._call(sig, everything))
+            if observer is not None:
+                observer(self, plan)
         if isinstance(plan, execute.Unsupported):
             metrics.count("graph_by_operator")
             programs.ran_by_operator(self.title, plan.reason)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tpu import metrics
-from torch_tpu.runtime import compat, disk_cache, fingerprint, heap, memory, platform
+from torch_tpu.runtime import analysis, compat, disk_cache, fingerprint, heap, memory, platform
 
 Buffer = Any
 Options = Mapping[str, str | bool | int | float]
@@ -86,6 +86,10 @@ class Executable:
         if self.temporary_bytes:
             memory.counter.program_ran(self.temporary_bytes)
         return results
+
+    def analysis(self) -> analysis.Analysis:
+        """What the compiler says of it; how long compiling took is not known here."""
+        return analysis.analyse(self.loaded, math.nan)
 
 
 class Client:

@@ -1,0 +1,70 @@
+"""Recognises a call of a compiled graph by an earlier one: where nothing but data changed, the program is the same.
+
+A CallSignature costs microseconds for each argument. Dynamo has checked shapes and dtypes before a graph is called, so
+here it is enough to compare what it does not know: how values lie in storages, and which arguments share one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torch_tpu.eager.execute import CallSignature
+from torch_tpu.eager.plan import Plan
+
+_storage: Any = torch.Tensor.untyped_storage
+_contiguous: Any = torch.Tensor.is_contiguous
+_matmul_precision = torch._C._get_float32_matmul_precision
+_default_dtype = torch.get_default_dtype
+
+
+class Recall:
+    """What an earlier call of a graph with fixed shapes looked like, and its plan."""
+
+    __slots__ = ("contiguous", "geometries", "places", "plan", "settings", "sharing", "starts")
+
+    def __init__(self, plan: Plan, sig: CallSignature) -> None:
+        """`sig` has nothing but tensors of the device, none of them complex."""
+        self.plan = plan
+        self.geometries = [v.geometry for v in sig.values]
+        self.contiguous = list(map(_contiguous, sig.tensors))
+        # Of those that are not all that their storage holds, in row-major order.
+        self.places = [
+            (i, t.stride(), t.storage_offset())
+            for i, (t, g) in enumerate(zip(sig.tensors, self.geometries, strict=True))
+            if t.shape != g.sizes or not t.is_contiguous()
+        ]
+        self.starts = sig.starts
+        self.sharing = _sharing(sig.storages)
+        self.settings = (_matmul_precision(), _default_dtype())
+
+    def signature(self, tensors: list[Any]) -> CallSignature | None:
+        """The signature of a call that needs the same program; None if this one may need another."""
+        try:
+            storages = list(map(_storage, tensors))
+            values = [storage.value for storage in storages]
+        except (AttributeError, TypeError):
+            return None  # memory nobody has written, or no tensor of the device
+        if (
+            [v.geometry for v in values] != self.geometries
+            or list(map(_contiguous, tensors)) != self.contiguous
+            or (_matmul_precision(), _default_dtype()) != self.settings
+        ):
+            return None
+        for i, strides, offset in self.places:
+            if tensors[i].stride() != strides or tensors[i].storage_offset() != offset:
+                return None
+        if (self.sharing or self.plan.writes) and _sharing(storages) != self.sharing:
+            return None
+        sig = CallSignature([])
+        sig.tensors, sig.values, sig.storages, sig.starts = tensors, values, storages, self.starts
+        return sig
+
+
+def _sharing(storages: Sequence[Any]) -> list[int]:
+    """For each storage the first that is the same; nothing where all are different."""
+    first: dict[int, int] = {}
+    places = [first.setdefault(id(storage), i) for i, storage in enumerate(storages)]
+    return places if len(first) < len(places) else []
