@@ -181,3 +181,17 @@ def test_positions_of_nothing_have_the_strides_of_the_cpu() -> None:
     check(lambda x: [x.nonzero(), torch.where(x > 0)[0].view(torch.uint8)], torch.zeros(0, 3))
     check(lambda x: [x.nonzero(), torch.where(x > 0)[0].view(torch.uint8)], torch.zeros(2, 3))
     check(lambda x: x.nonzero(), torch.tensor([0.0, 1.0, 0.0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(-700, 900), (0, 4096), (0, 4097), (5, 6), (-(2**31), 2**31 - 1)],
+    ids=["narrow", "as wide as long", "one wider", "all equal", "all that int32 has"],
+)
+def test_unique_counts_integers_that_span_few_values(dtype: torch.dtype, low: int, high: int) -> None:
+    x = torch.randint(low, high, (64, 64), generator=torch.Generator().manual_seed(0)).to(dtype)
+    x[0, 0], x[0, 1] = low, high - 1
+    check(torch.unique, x)
+    check(lambda x: torch.unique(x, return_counts=True), x)
+    check(lambda x: torch.unique(x, return_inverse=True, return_counts=True), x)

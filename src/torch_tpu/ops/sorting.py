@@ -75,11 +75,13 @@ def sorting_order(x: Array, dim: int, descending: bool = False) -> Array:
 def _packed_order(key: Array, dim: int, bits: int) -> Array:
     """The order of keys that leave the highest `bits` of int64 to the positions: one sort of plain numbers."""
     packed = hlo.shift_left(key, bits) | hlo.iota(key.shape, dim, torch.int64)
-    packed = _sorted_numbers(packed, dim)
+    packed = sorted_integers(packed, dim)
     return hlo.convert(packed & ((1 << bits) - 1), index_dtype(key.shape[dim]))
 
 
-def _sorted_numbers(x: Array, dim: int) -> Array:
+def sorted_integers(x: Array, dim: int) -> Array:
+    """Integers in ascending order along `dim`: several times as fast as sorting them with their positions."""
+
     def ascending(x: Array) -> Array:
         return structured.sort([x], dim, lambda a, b: a < b, stable=False)[0]
 
