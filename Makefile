@@ -8,7 +8,7 @@ BIN := .venv/bin
 READY := .venv/ready
 INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test conformance operators check bench wheel clean
+.PHONY: demo test families conformance operators check bench wheel clean
 
 demo: $(READY)
 	$(BIN)/torch-tpu demo --output demo-output
@@ -16,6 +16,10 @@ demo: $(READY)
 # One test file stays in one process, so a file may rely on the order of its own tests and on its own caches.
 test: $(READY)
 	$(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile
+
+# Tiny models of all families in tests/compile/families.py, compiled; `make test` takes a few of them.
+families: $(READY)
+	$(BIN)/python -m pytest -q -n logical --maxprocesses 4 -m '' tests/compile/test_models.py
 
 # Continues where it stopped. Options: make conformance OPTIONS="--ops '^linalg' --dtypes float32 --samples 3"
 # The random programs run whether or not the database found differences.

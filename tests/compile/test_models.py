@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.compare import no_fallback
+from tests.compile.families import FAMILIES, build, loss_of
 from tests.models.builders import MODELS
 from torch_tpu import metrics
 
@@ -15,27 +19,48 @@ from torch_tpu import metrics
 NOT_CAPTURED = {"mixtral"}
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in NOT_CAPTURED])
-def test_training_equals_cpu(name: str) -> None:
+def _breaks(loss: Callable[..., torch.Tensor], inputs: dict[str, Any], **options: Any) -> tuple[torch.Tensor, int]:
+    """The loss that the compiled function gives, after its backward pass, and how often the graph was cut."""
     torch.compiler.reset()
-    torch.manual_seed(0)
-    model, inputs, loss_of = MODELS[name]()
-    device = copy.deepcopy(model).to("tpu")
-    given = {k: v.to("tpu") for k, v in inputs.items()}
-    compiled = torch.compile(lambda **inputs: loss_of(device, inputs))
     torch._dynamo.utils.counters.clear()
-    by_operator = metrics.counters().get("graph_by_operator", 0)
     # Dynamo leaves recurrent layers out unless it is told not to.
-    with no_fallback(), torch._dynamo.config.patch(allow_rnn=True):
-        loss = compiled(**given)
-        loss.backward()
-    breaks = dict(torch._dynamo.utils.counters["graph_break"])
-    want = loss_of(model, inputs)
-    want.backward()
-    torch.testing.assert_close(loss.cpu(), want, rtol=2e-4, atol=2e-5)
+    with torch._dynamo.config.patch(allow_rnn=True):
+        result = torch.compile(loss, **options)(**inputs)
+        result.backward()
+    return result.detach().cpu(), sum(torch._dynamo.utils.counters["graph_break"].values())
+
+
+def _assert_equals_cpu(
+    model: nn.Module, inputs: dict[str, Any], loss_of: Callable[..., torch.Tensor], *, whole: bool = True
+) -> None:
+    device = copy.deepcopy(model).to("tpu")
+    given = {k: v.to("tpu") if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
+    by_operator = metrics.counters().get("graph_by_operator", 0)
+    with no_fallback():
+        loss, breaks = _breaks(lambda **inputs: loss_of(device, inputs), given)
+    assert metrics.counters().get("graph_by_operator", 0) == by_operator
+    if whole:
+        want, allowed = loss_of(model, inputs), 0
+        want.backward()
+    else:
+        want, allowed = _breaks(lambda **inputs: loss_of(model, inputs), inputs, backend="aot_eager")
+        assert allowed, "captured as one graph by now"
+    assert breaks == allowed
+    torch.testing.assert_close(loss, want.detach(), rtol=2e-4, atol=2e-5)
     for (label, p), q in zip(model.named_parameters(), device.parameters(), strict=True):
         assert (p.grad is None) == (q.grad is None), label
         if p.grad is not None:
-            torch.testing.assert_close(q.grad.cpu(), p.grad, rtol=1e-3, atol=2e-5, msg=label)
-    assert not breaks
-    assert metrics.counters().get("graph_by_operator", 0) == by_operator
+            torch.testing.assert_close(q.grad.cpu(), p.grad, rtol=1e-3, atol=2e-5, msg=f"gradient of {label}")
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in NOT_CAPTURED])
+def test_training_equals_cpu(name: str) -> None:
+    torch.manual_seed(0)
+    _assert_equals_cpu(*MODELS[name]())
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if f.everyday else pytest.mark.rare) for name, f in FAMILIES.items()]
+)
+def test_family_equals_cpu(name: str) -> None:
+    _assert_equals_cpu(*build(FAMILIES[name]), loss_of, whole=FAMILIES[name].whole)

@@ -93,6 +93,14 @@ def test_shapes_that_only_the_composite_takes():
     compare([(2, 3, 5, 8), (1, 3, 5, 8), (1, 3, 5, 8)], fused=False)
 
 
+@pytest.mark.parametrize("boolean", [True, False])
+def test_masks_of_the_composite(boolean):
+    mask = torch.rand(2, 1, 5, 5) > 0.5 if boolean else torch.randn(2, 1, 5, 5)
+    if boolean:
+        mask[..., 0] = True
+    compare([(2, 4, 5, 8), (2, 1, 5, 8), (2, 1, 5, 8)], fused=False, mask=mask)
+
+
 def test_grouped_queries():
     compare([(2, 4, 5, 8), (2, 2, 5, 8), (2, 2, 5, 8)], fused=True, enable_gqa=True)
     compare([(2, 4, 5, 8), (2, 1, 5, 8), (2, 1, 5, 8)], fused=True, enable_gqa=True, is_causal=True)

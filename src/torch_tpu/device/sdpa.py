@@ -32,6 +32,9 @@ def scaled_dot_product_attention(
         return _fused(query, key, value, attn_mask, dropout_p, is_causal, scale)
     if not torch._C._get_math_sdp_enabled():
         raise RuntimeError("No available kernel. Aborting execution.")
+    if attn_mask is not None:
+        # The composite adds every mask, a boolean one as zeros and ones.
+        attn_mask = _additive(attn_mask, query.dtype)
     return _aten._scaled_dot_product_attention_math.default(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )[0]
