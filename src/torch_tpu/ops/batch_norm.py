@@ -61,10 +61,19 @@ def batch_norm(
     else:
         assert old_mean is not None
         assert old_var is not None
-        flat_mean, mean, variance = old_mean, _by_channel(old_mean, x), _by_channel(old_var, x)
+        return *_with_statistics(x, old_mean, inverse_deviation(old_var, eps), weight, bias), None, None
     rstd = inverse_deviation(variance, eps)
     result = affine((x - mean) * rstd, _by_channel(weight, x), _by_channel(bias, x))
     return result, flat_mean, hlo.reshape(rstd, (x.shape[1],)), new_mean, new_var
+
+
+def _with_statistics(
+    x: Array, mean: Array, rstd: Array, weight: Optional, bias: Optional
+) -> tuple[Array, Array, Array]:
+    """Result for given statistics of each channel: x·scale + shift, as PyTorch computes it."""
+    scale = rstd if weight is None else rstd * weight
+    shift = -mean * scale if bias is None else bias - mean * scale
+    return affine(x, _by_channel(scale, x), _by_channel(shift, x)), mean, rstd
 
 
 def _blend(old: Array, new: Array, momentum: Array | float) -> Array:
