@@ -22,12 +22,7 @@ class Fallback(NamedTuple):
 
 
 # (entry, check) → reason.
-FAILURES: dict[tuple[Entry, str], str] = {
-    (Entry("nn.TransformerEncoder", "train", "bfloat16", "module"), "gradient"): (
-        "rounding that adds up by chance: each operator of the layer is as near to float32 as the CPU's or nearer, and "
-        "over 12 random layers the largest errors are 1.35 times the CPU's on average; for this one, 4 times"
-    ),
-}
+FAILURES: dict[tuple[Entry, str], str] = {}
 
 FALLBACKS: dict[str, Fallback] = {
     "testlib::mutating_custom_op": Fallback(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -53,25 +54,38 @@ def rounded(nest: Any, like: Any) -> list[Any]:
     return [leaf.to(other.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf, other in pairs]
 
 
-def check_as_accurate(got: Any, want: Any, wide: Any, *, factor: float = 2) -> None:
+def moved(nest: Any, dtype: torch.dtype, seed: int) -> None:
+    """Multiplies every floating-point tensor by random factors that rounding to `dtype` could hide, in place."""
+    generator = torch.Generator().manual_seed(seed)
+    for leaf in tree_leaves(nest):
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+            relative = (torch.rand(leaf.shape, dtype=leaf.dtype, generator=generator) - 0.5) * torch.finfo(dtype).eps
+            leaf.data.mul_(1 + relative)
+
+
+def check_as_accurate(got: Any, want: Any, wide: Any, *, factor: float = 2, nearby: Sequence[Any] = ()) -> None:
     """Every tensor is as near to the CPU's result in the next wider dtype as the CPU's own one is.
 
     For results of several operators: CPU kernels round intermediate results elsewhere than the device does, and the
     differences add up, in either direction. `factor` times the CPU's error and the default tolerance of the largest
     value are allowed.
+
+    Args:
+        nearby: wide results of inputs that differ by rounding. As far as these lie apart, nothing is wrong either.
     """
-    for i, (g, w, x) in enumerate(zip(tree_leaves(got), tree_leaves(want), tree_leaves(wide), strict=True)):
+    columns = zip(*map(tree_leaves, (got, want, wide, *nearby)), strict=True)
+    for i, (g, w, x, *others) in enumerate(columns):
         if not isinstance(w, torch.Tensor) or not w.numel():
             continue
         rtol, atol = default_tolerances(w)
         common = torch.promote_types(x.dtype, torch.float64)
-        g, w, x = (t.detach().cpu().to(common) for t in (g, w, x))
+        g, w, x, *others = (t.detach().cpu().to(common) for t in (g, w, x, *others))
         finite = w.isfinite() & x.isfinite()
         if not g[finite].isfinite().all():
             raise Mismatch("values", f"result {i}: other infinities than the CPU's: {g} instead of {w}")
         if not finite.any():
             continue
-        theirs, ours = ((t - x)[finite].abs().max().item() for t in (w, g))
-        allowed = factor * theirs + atol + rtol * x[finite].abs().max().item()
+        ours, *theirs = ((t - x)[finite].abs().max().item() for t in (g, w, *others))
+        allowed = factor * max(theirs) + atol + rtol * x[finite].abs().max().item()
         if not ours <= allowed:
-            raise Mismatch("values", f"result {i}: off by {ours:.3g} from a wider result, the CPU by {theirs:.3g}")
+            raise Mismatch("values", f"result {i}: off by {ours:.3g} from a wider result, the CPU by {max(theirs):.3g}")
