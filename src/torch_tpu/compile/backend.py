@@ -42,7 +42,7 @@ def compile_graph(
     def compiler(part: str) -> Callable[..., Callable[..., Any]]:
         def compile_part(lowered: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             programs.captured(f"{title}{part}", reason)
-            return make_boxed_func(GraphProgram(lowered, f"{title}{part}"))
+            return make_boxed_func(GraphProgram(lowered, f"{title}{part}", part == ", backward"))
 
         return compile_part
 

@@ -10,6 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torch_tpu import metrics
+from torch_tpu.compile.recall import Recall
 from torch_tpu.eager import execute, hooks
 from torch_tpu.eager.operator import checks_bounds
 from torch_tpu.eager.plan import Call, Plan
@@ -31,22 +32,30 @@ class GraphProgram:
 
     Args:
         title: its name in reports.
+        is_backward: its arguments don't come from Dynamo, which compares strides.
     """
 
     kind = "graph"
 
-    def __init__(self, graph: GraphModule, title: str) -> None:
+    def __init__(self, graph: GraphModule, title: str, is_backward: bool = False) -> None:
         self.graph = graph
         self.title = title
         self.constants = constants(graph)
         placeholders = graph.graph.find_nodes(op="placeholder")
+        self._is_backward = is_backward
+        self._recall: Recall | None = None
+        self._has_fixed_shapes = not any(_is_dynamic(n.meta.get("val")) for n in placeholders)
         self.argument_names = [f"constant_{i + 1}" for i in range(len(self.constants))] + [n.name for n in placeholders]
 
     def __call__(self, *args: Any) -> Any:
         if hooks.forked is not None:
             hooks.forked()
-        sig = execute.CallSignature([self])
         everything = [*self.constants, *args]
+        if self._recall is not None:
+            known = self._recall.signature(everything)
+            if known is not None:
+                return self._run(self._recall.plan, known)
+        sig = execute.CallSignature([self])
         for value in everything:
             sig.argument(int(value) if isinstance(value, torch.SymInt) else value, False)
         key = sig.finish()
@@ -59,6 +68,12 @@ class GraphProgram:
             metrics.count("graph_by_operator")
             programs.ran_by_operator(self.title, plan.reason)
             return self.graph(*args)
+        if self._has_fixed_shapes and len(sig.tensors) == len(everything):
+            self._recall = Recall(plan, sig, not self._is_backward)
+        return self._run(plan, sig)
+
+    @staticmethod
+    def _run(plan: Plan, sig: execute.CallSignature) -> list[Any]:
         returned, numbers = execute.submit(plan, sig)
         for i in numbers:
             returned[i] = returned[i].item()
@@ -98,6 +113,12 @@ class _NamingTracer(GraphTracer):
             return super().run_node(n)
         with module.named(f"{_line(n)}/{n.target}"):
             return super().run_node(n)
+
+
+def _is_dynamic(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return any(isinstance(size, torch.SymInt) for size in value.shape)
+    return isinstance(value, torch.SymInt)
 
 
 def _line(node: Node) -> str:

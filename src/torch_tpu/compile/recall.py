@@ -1,7 +1,8 @@
 """Recognises a call of a compiled graph by an earlier one: where nothing but data changed, the program is the same.
 
-A CallSignature costs microseconds for each argument. Dynamo has checked shapes and dtypes before a graph is called, so
-here it is enough to compare what it does not know: how values lie in storages, and which arguments share one.
+A CallSignature costs microseconds for each argument. Dynamo has compared shapes, strides and dtypes with those of the
+captured call before it calls a forward graph, so it is enough to compare what it does not know: how values lie in
+storages, and which arguments share one.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ class Recall:
 
     __slots__ = ("contiguous", "geometries", "places", "plan", "settings", "sharing", "starts")
 
-    def __init__(self, plan: Plan, sig: CallSignature) -> None:
-        """`sig` has nothing but tensors of the device, none of them complex."""
+    def __init__(self, plan: Plan, sig: CallSignature, strides_are_known: bool) -> None:
+        """`sig` has nothing but tensors of the device."""
         self.plan = plan
         self.geometries = [v.geometry for v in sig.values]
-        self.contiguous = list(map(_contiguous, sig.tensors))
+        self.contiguous = None if strides_are_known else list(map(_contiguous, sig.tensors))
         # Of those that are not all that their storage holds, in row-major order.
         self.places = [
-            (i, t.stride(), t.storage_offset())
+            (i, t.stride(), t.storage_offset(), t.is_conj())
             for i, (t, g) in enumerate(zip(sig.tensors, self.geometries, strict=True))
-            if t.shape != g.sizes or not t.is_contiguous()
+            if t.shape != g.sizes or not t.is_contiguous() or g.is_complex
         ]
         self.starts = sig.starts
         self.sharing = _sharing(sig.storages)
@@ -49,12 +50,13 @@ class Recall:
             return None  # memory nobody has written, or no tensor of the device
         if (
             [v.geometry for v in values] != self.geometries
-            or list(map(_contiguous, tensors)) != self.contiguous
+            or (self.contiguous is not None and list(map(_contiguous, tensors)) != self.contiguous)
             or (_matmul_precision(), _default_dtype()) != self.settings
         ):
             return None
-        for i, strides, offset in self.places:
-            if tensors[i].stride() != strides or tensors[i].storage_offset() != offset:
+        for i, *place in self.places:
+            t = tensors[i]
+            if place != [t.stride(), t.storage_offset(), t.is_conj()]:
                 return None
         if (self.sharing or self.plan.writes) and _sharing(storages) != self.sharing:
             return None
