@@ -28,6 +28,7 @@ def install() -> None:
     _print_host_copies()
     after_import("torch._dynamo", _skip_own_code)
     after_import("torch._inductor.compile_fx", _compile_own_graphs)
+    after_import("torch.nn.attention.flex_attention", _allow_flex_attention)
 
 
 def _replace_generator() -> None:
@@ -123,3 +124,11 @@ def _compile_own_graphs(compile_fx: Any) -> None:
         return original(graph, examples, *args, **kwargs)
 
     compile_fx.compile_fx = compile_own
+
+
+def _allow_flex_attention(flex_attention: Any) -> None:
+    # It refuses devices that its list lacks. Dynamo traces this function, and would not trace one from this package, so
+    # the list in its code gets one more entry.
+    code = flex_attention._validate_device.__code__
+    constants = tuple(c | {"tpu"} if isinstance(c, frozenset) and "cuda" in c else c for c in code.co_consts)
+    flex_attention._validate_device.__code__ = code.replace(co_consts=constants)

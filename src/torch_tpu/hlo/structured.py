@@ -296,6 +296,17 @@ def scatter(
     return [Array(value, a.shape, a.dtype) for value, a in zip(operation.results, arrays, strict=True)]
 
 
+def accumulate(total: Array, addend: Array) -> Array:
+    """total + addend; where the addend is a scatter into zeros, that one goes into `total` instead."""
+    operation = addend.value.owner
+    if not isinstance(operation, ir.Block) and operation.name == "stablehlo.scatter":
+        into = operation.operands[0]
+        if into.type == total.value.type and hlo.known_number(Array(into, total.shape, total.dtype)) == 0:
+            operation.operands[0] = total.value
+            return addend
+    return total + addend
+
+
 # --- sorting and loops -------------------------------------------------------------------------------------------
 
 

@@ -57,6 +57,7 @@ FAMILIES = (
     "segment",
     "padded",
     "control_flow",
+    "flex_attention",
 )
 
 _loaded = False

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import strided
-from torch_tpu.hlo.array import Array, Number
+from torch_tpu.hlo.array import Array, ArrayLike, Number
 from torch_tpu.ops import derived, layout, registry
 from torch_tpu.ops.random_bits import Rng
 from torch_tpu.ops.refusals import check_dtype
@@ -170,8 +170,9 @@ class Tracer(TorchDispatchMode):
         return tensor
 
     @staticmethod
-    def _fit(array: Array, shape: tuple[int, ...], dtype: torch.dtype) -> Array:
-        array = hlo.convert(array, dtype)
+    def _fit(array: ArrayLike, shape: tuple[int, ...], dtype: torch.dtype) -> Array:
+        # Under vmap a number is converted like a tensor, and comes out of the lowering as it is.
+        array = hlo.as_array(array, dtype)
         if array.shape == shape:
             return array
         if hlo.broadcast_shapes(array.shape, shape) != shape:
