@@ -5,6 +5,9 @@ an external buffer, by first use, or ~n for slot n, counted from the chunk's fir
 outputs are the same program, whatever tensors they run on. Operators that have nothing but externals in common (the
 steps of an optimizer for different parameters) are separate parts; parts with equal code share one executable, so
 that a hundred equal parameters compile once.
+
+An external that nobody needs afterwards may be donated: the program then writes one of its outputs into that memory.
+Which output, if any, follows from the code (`Chunk.aliases`); which externals are donated is part of the program's key.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import itertools
 import math
 import threading
 from collections import OrderedDict, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +32,7 @@ from torch_tpu.hlo.array import Array
 from torch_tpu.metrics import programs
 from torch_tpu.metrics.places import Place, where
 from torch_tpu.runtime.client import Buffer, Executable, client
-from torch_tpu.runtime.cpu_options import options_for
+from torch_tpu.runtime.cpu_options import LEAST_MEMORY, options_for
 
 # For each number parameter of a plan the numbers given for it; None for a plan without such parameters.
 Numbers = Sequence[Sequence[Any]] | None
@@ -62,63 +65,96 @@ class Part:
 
     Attributes:
         numbered: positions in the chunk of its operators that take numbers, with their dtypes.
-        externals: which of the chunk's externals it takes.
+        externals: which of the chunk's externals it takes; `donated` are those whose memory it reuses.
         outputs: the slots of its results.
     """
 
     compiled: Compiled
     numbered: tuple[tuple[int, tuple[torch.dtype, ...]], ...]
     externals: tuple[int, ...]
+    donated: tuple[int, ...]
     outputs: tuple[int, ...]
 
 
 Program = tuple[Part, ...]
+# Operators and their wires, and the slots wanted of them.
 Code = tuple[tuple[int, ...], tuple[int, ...]]
+# For some parameters the position of the output that reuses their memory.
+Donations = tuple[tuple[int, int], ...]
 
-_programs: OrderedDict[Code, Program] = OrderedDict()
-_compiled: OrderedDict[Code, Compiled] = OrderedDict()
+
+class Chunk:
+    """A run of recorded operators of which some slots are wanted.
+
+    Attributes:
+        aliases: for each external that may be donated, the output slot that would take its memory.
+    """
+
+    __slots__ = ("_code", "_programs", "aliases")
+
+    def __init__(self, code: Code, plans: Sequence[Plan], places: Sequence[Place]) -> None:
+        self._code = code
+        self._programs: dict[tuple[int, ...], Program] = {}
+        nodes = _nodes(code[0], plans, places)
+        self.aliases = _aliases(nodes, _needed(nodes, set(code[1])), code[1])
+
+    def program(self, donated: tuple[int, ...], plans: Sequence[Plan], places: Sequence[Place]) -> Program:
+        """The program that reuses the memory of these externals, made when first asked for.
+
+        Raises:
+            client_errors(): where XLA refuses it.
+        """
+        program = self._programs.get(donated)
+        if program is None:
+            with _lock:
+                program = self._programs.get(donated)
+                if program is None:
+                    aliases = {e: self.aliases[e] for e in donated}
+                    nodes = _nodes(self._code[0], plans, places)
+                    program = self._programs[donated] = _parts(nodes, self._code[1], aliases)
+        return program
+
+
+_chunks: OrderedDict[Code, Chunk] = OrderedDict()
+_compiled: OrderedDict[tuple[Code, Donations], Compiled] = OrderedDict()
 _lock = threading.RLock()
 
 
-def find(code: tuple[int, ...], outputs: tuple[int, ...], plans: Sequence[Plan], places: Sequence[Place]) -> Program:
-    """The program of a chunk, made when first asked for.
-
-    Raises:
-        client_errors(): where XLA refuses it.
-    """
+def find(code: tuple[int, ...], outputs: tuple[int, ...], plans: Sequence[Plan], places: Sequence[Place]) -> Chunk:
+    """What is known of a run of operators."""
     key = (code, outputs)
-    program = _programs.get(key)
-    if program is None:
-        with _lock:
-            program = _programs.get(key)
-            if program is None:
-                program = _keep(_programs, key, _parts(_nodes(code, plans, places), outputs))
-    return program
+    with _lock:
+        found = _recent(_chunks, key)
+        return _keep(_chunks, key, Chunk(key, plans, places)) if found is None else found
 
 
-def run(program: Program, externals: Sequence[Buffer], numbers: Sequence[Numbers]) -> dict[int, Buffer]:
-    """Runs a chunk's parts; returns the buffer of each output slot."""
-    results: dict[int, Buffer] = {}
+def arguments(program: Program, externals: Sequence[Buffer], numbers: Sequence[Numbers]) -> list[list[Buffer]]:
+    """What each part of a program is called with."""
+    result = []
     for part in program:
         compiled = part.compiled
-        arguments = [externals[e] for e in part.externals]
+        given = [externals[e] for e in part.externals]
         if compiled.vectors:
-            arguments += _packed(part, numbers)
-        if compiled.kept is not None:
-            arguments = list(itertools.compress(arguments, compiled.kept))
-        results.update(zip(part.outputs, compiled.executable(arguments), strict=True))
-    metrics.count("execute", len(program))
-    return results
+            given += _packed(part, numbers)
+        result.append(given if compiled.kept is None else list(itertools.compress(given, compiled.kept)))
+    return result
 
 
 def clear() -> None:
     """Forgets every program."""
     with _lock:
-        _programs.clear()
+        _chunks.clear()
         _compiled.clear()
 
 
-def _keep(table: OrderedDict[Code, Any], key: Code, made: Any) -> Any:
+def _recent(table: OrderedDict[Any, Any], key: Any) -> Any:
+    found = table.get(key)
+    if found is not None:
+        table.move_to_end(key)
+    return found
+
+
+def _keep(table: OrderedDict[Any, Any], key: Any, made: Any) -> Any:
     table[key] = made
     if len(table) > MOST_PROGRAMS:
         table.popitem(last=False)
@@ -157,30 +193,108 @@ def _nodes(code: Sequence[int], plans: Sequence[Plan], places: Sequence[Place]) 
 # --- parts -------------------------------------------------------------------------------------------------------
 
 
-def _parts(nodes: Sequence[Node], outputs: Sequence[int]) -> Program:
-    """The programs of a chunk. What nobody asked for is left out."""
+def _parts(nodes: Sequence[Node], outputs: Sequence[int], aliases: Mapping[int, int]) -> Program:
+    """The programs of a chunk. What nobody asked for is left out.
+
+    Args:
+        aliases: the output slot that takes the memory of each donated external.
+    """
     wanted = set(outputs)
     needed = _needed(nodes, wanted)
     groups = _components(nodes, needed)
-    by_code: defaultdict[Code, list[tuple[list[int], list[int], list[int]]]] = defaultdict(list)
+    by_code: defaultdict[Any, list[list[int]]] = defaultdict(list)
     for members in groups:
         code, externals, slots = _canonical(nodes, members, wanted)
-        by_code[code].append((members, externals, slots))
+        by_code[code, _donations(externals, slots, aliases)].append(members)
     # What is there once goes into one program: more would only cost more launches.
-    single = sorted(n for found in by_code.values() if len(found) == 1 for n in found[0][0])
-    repeated = [copy for found in by_code.values() if len(found) > 1 for copy in found]
+    single = sorted(n for found in by_code.values() if len(found) == 1 for n in found[0])
+    repeated = [members for found in by_code.values() if len(found) > 1 for members in found]
     return tuple(
-        _part(nodes, members, *_canonical(nodes, members, wanted))
-        for members in [*(members for members, _, _ in repeated), *([single] if single else [])]
+        _part(nodes, members, *_canonical(nodes, members, wanted), aliases)
+        for members in [*repeated, *([single] if single else [])]
     )
 
 
-def _part(nodes: Sequence[Node], members: Sequence[int], code: Code, externals: list[int], slots: list[int]) -> Part:
-    compiled = _compiled.get(code)
+def _part(
+    nodes: Sequence[Node],
+    members: Sequence[int],
+    code: Code,
+    externals: list[int],
+    slots: list[int],
+    aliases: Mapping[int, int],
+) -> Part:
+    donations = _donations(externals, slots, aliases)
+    compiled = _recent(_compiled, (code, donations))
     if compiled is None:
-        compiled = _keep(_compiled, code, _compile(_renumbered(code[0], nodes, members), code[1]))
+        own = _renumbered(code[0], nodes, members)
+        compiled = _keep(_compiled, (code, donations), _compile(own, code[1], donations))
     numbered = tuple((n, tuple(dtype for _, dtype in nodes[n].plan.numbers)) for n in members if nodes[n].plan.numbers)
-    return Part(compiled, numbered, tuple(externals), tuple(slots))
+    return Part(compiled, numbered, tuple(externals), tuple(e for e in externals if e in aliases), tuple(slots))
+
+
+def _donations(externals: list[int], slots: list[int], aliases: Mapping[int, int]) -> Donations:
+    return tuple((k, slots.index(aliases[e])) for k, e in enumerate(externals) if e in aliases)
+
+
+def _aliases(nodes: Sequence[Node], needed: Sequence[int], outputs: Sequence[int]) -> dict[int, int]:
+    """For externals that may be donated, the output slot that can take their memory.
+
+    That is a result of the same shape and dtype, computed from everything that reads the external: so XLA need not
+    copy the external to keep it for a later reader. An operator that writes it in place may read it too.
+    """
+    producer = {}
+    readers: defaultdict[int, int] = defaultdict(int)
+    specs: dict[int, module.Spec] = {}
+    # As sets of bits: the operators that lead to each, itself included.
+    leading: dict[int, int] = {}
+    for n in needed:
+        node = nodes[n]
+        producer.update((node.first + k, n) for k in range(len(node.plan.results)))
+        leading[n] = 1 << n
+        for wire, spec in zip(node.wires, node.plan.values, strict=True):
+            if wire < 0:
+                leading[n] |= leading[producer[~wire]]
+            else:
+                readers[wire] |= 1 << n
+                specs[wire] = spec
+
+    def written(slot: int) -> int | None:
+        """The external whose storage the slot's operator, or a chain of them, writes."""
+        while True:
+            node = nodes[producer[slot]]
+            inputs = [i for i, result, _ in node.plan.writes if result == slot - node.first and i in node.plan.bases]
+            if not inputs:
+                return None
+            wire = node.wires[node.plan.bases.index(inputs[0])]
+            if wire >= 0:
+                return wire
+            slot = ~wire
+
+    aliases: dict[int, int] = {}
+    left = []
+    for slot in outputs:
+        node, leads = nodes[producer[slot]], leading[producer[slot]]
+        external = written(slot)
+        spec = node.plan.results[slot - node.first]
+        if (
+            external is not None
+            and external not in aliases
+            and specs[external] == spec
+            and readers[external] & ~leads == 0
+        ):
+            aliases[external] = slot
+        else:
+            left.append((slot, spec, leads & ~(1 << producer[slot])))
+    by_spec: defaultdict[module.Spec, list[int]] = defaultdict(list)
+    for external, spec in specs.items():
+        if external not in aliases:
+            by_spec[spec].append(external)
+    for slot, spec, leads in left:
+        external = next((e for e in by_spec[spec] if readers[e] & ~leads == 0), None)
+        if external is not None:
+            by_spec[spec].remove(external)
+            aliases[external] = slot
+    return aliases
 
 
 def _renumbered(code: Sequence[int], nodes: Sequence[Node], members: Sequence[int]) -> list[Node]:
@@ -239,7 +353,7 @@ def _canonical(nodes: Sequence[Node], members: Sequence[int], wanted: set[int]) 
 # --- one program -------------------------------------------------------------------------------------------------
 
 
-def _compile(nodes: Sequence[Node], outputs: Sequence[int]) -> Compiled:
+def _compile(nodes: Sequence[Node], outputs: Sequence[int], donations: Donations) -> Compiled:
     """The program of some operators that returns these slots."""
     externals: dict[int, module.Spec] = {}
     for node in nodes:
@@ -272,11 +386,12 @@ def _compile(nodes: Sequence[Node], outputs: Sequence[int]) -> Compiled:
     with module.building, metrics.timed("trace_seconds"):
         built, results = module.build("fused", target, parameters, body)
         used = module.drop_unused_parameters(built)
+        module.reuse_parameters(built, [(sum(used[:parameter]), result) for parameter, result in donations])
     operations = set().union(*(node.plan.operations for node in nodes))
     executable = client().compile(
         built,
         [(shape, types.numpy_dtype(dtype)) for shape, dtype in results],
-        options=options_for(operations) if client().is_host_memory else None,
+        options={**options_for(operations), **LEAST_MEMORY} if client().is_host_memory else None,
         custom_calls=set().union(*(node.plan.custom_calls for node in nodes)),
     )
     metrics.count("fused_program")

@@ -300,7 +300,7 @@ def _defer(plan: Plan, sig: CallSignature, generator: Any) -> Any:
             result = new_contiguous(returned.sizes, returned.dtype, value)
         else:
             result = _finish(plan, sig, lambda slot, g: pending.value(first + slot, g))
-    if len(pending.calls) >= 2 * graph.SHORTEST_CHUNK:
+    if len(pending.calls) >= 2 * graph.SHORTEST_LARGE_CHUNK:
         pending.grown()
     return result
 

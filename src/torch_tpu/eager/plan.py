@@ -7,6 +7,7 @@ nothing of particular tensors: strict modes compile and run it by itself, fused 
 from __future__ import annotations
 
 import itertools
+import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -112,6 +113,7 @@ class Plan:
             it returns.
         bases, starts, data, hosts: which of a call's input values, view starts, numbers and host scalars are arguments,
             in this order; then the random state if `uses_rng`.
+        nbytes: of all results.
         draws: by how many 32-bit words the program advances the random generator.
         writes: (input, result, geometry): the new value of an input's storage.
         checks: (result, message, error, result for the message's {}): what must hold before anything is written.
@@ -129,6 +131,7 @@ class Plan:
         "hosts",
         "module",
         "name",
+        "nbytes",
         "no_slots",
         "number",
         "numbers",
@@ -168,6 +171,7 @@ class Plan:
         self.values = tuple(parameters[: len(bases)])
         self.numbers = tuple(parameters[len(bases) :])
         self.results = results
+        self.nbytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in results)
         self.no_slots = (None,) * len(results)
         self.operations = operations
         self.custom_calls = custom_calls

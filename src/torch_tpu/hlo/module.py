@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -199,6 +199,21 @@ def named(name: str) -> contextlib.AbstractContextManager[Any]:
     """Operations built inside say that they come from `name`; XLA shows it in profiles and in the optimised HLO."""
     location: contextlib.AbstractContextManager[Any] = ir.Location.name(name, context=context())
     return location
+
+
+def reuse_parameters(module: ir.Module, donations: Iterable[tuple[int, int]]) -> None:
+    """Lets results take the memory of parameters, which callers lose thereby.
+
+    Args:
+        donations: the position of a parameter, and of a result with the same shape and dtype.
+    """
+    with building, context(), ir.Location.unknown():
+        function = main(module)
+        attributes: list[Any] = [ir.DictAttr.get({})] * len(function.type.inputs)
+        for parameter, result in donations:
+            index = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), result)
+            attributes[parameter] = ir.DictAttr.get({"tf.aliasing_output": index})
+        function.arg_attrs = ir.ArrayAttr.get(attributes)
 
 
 def drop_unused_parameters(module: ir.Module) -> list[bool]:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import math
+import operator
 import os
 import threading
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,26 +71,42 @@ class _HostMemory:
 
 
 class Executable:
-    """A compiled program. Calling it with buffers enqueues it and returns its result buffers at once."""
+    """A compiled program. Calling it with buffers enqueues it and returns its result buffers at once.
 
-    __slots__ = ("__weakref__", "_execute", "_handlers", "loaded", "temporary_bytes")
+    Attributes:
+        allocates: the bytes of its results and temporaries, without those of arguments that it reuses.
+    """
 
-    def __init__(self, loaded: Any, handlers: list[Any]) -> None:
+    __slots__ = ("__weakref__", "_handlers", "allocates", "enqueue", "loaded")
+
+    def __init__(self, loaded: Any, handlers: list[Any], result_bytes: int) -> None:
         self.loaded = loaded
-        self._execute = loaded.execute_sharded
+        self.enqueue = loaded.execute_sharded
         self._handlers = handlers
         statistics = loaded.get_compiled_memory_stats()
-        self.temporary_bytes: int = statistics.temp_size_in_bytes
+        self.allocates: int = statistics.temp_size_in_bytes + result_bytes - statistics.alias_size_in_bytes
 
     def __call__(self, arguments: Sequence[Buffer]) -> list[Buffer]:
-        results: list[Buffer] = self._execute(arguments).consume_with_handlers(self._handlers)
-        if self.temporary_bytes:
-            memory.counter.program_ran(self.temporary_bytes)
+        return self.results(self.enqueue(arguments))
+
+    def results(self, enqueued: Any) -> list[Buffer]:
+        """The result buffers of a run that `enqueue` began."""
+        memory.counter.program_ran(self.allocates)
+        results: list[Buffer] = enqueued.consume_with_handlers(self._handlers)
         return results
 
     def analysis(self) -> analysis.Analysis:
         """What the compiler says of it; how long compiling took is not known here."""
         return analysis.analyse(self.loaded, math.nan)
+
+
+def launch(executables: Iterable[Executable], arguments: Iterable[Sequence[Buffer]], enqueued: list[Any]) -> None:
+    """Enqueues programs one after the other and appends each run to `enqueued`, for `Executable.results`.
+
+    To Python this is one step: an interruption comes before it or after it. So whatever happens, `enqueued` says which
+    programs took the buffers donated to them.
+    """
+    enqueued.extend(map(operator.call, [e.enqueue for e in executables], arguments))
 
 
 class Client:
@@ -188,7 +205,8 @@ class Client:
 
     def _executable(self, key: str, module: Any, options: Options, results: list[Aval]) -> Executable:
         loaded = self._load_or_compile(key, module, options)
-        return Executable(loaded, [compat.result_handler(aval, self._sharding) for aval in results])
+        handlers = [compat.result_handler(aval, self._sharding) for aval in results]
+        return Executable(loaded, handlers, sum(aval.size * aval.dtype.itemsize for aval in results))
 
     def _load_or_compile(self, key: str, module: Any, options: Options) -> Any:
         """The program of this key from the disk cache, else compiled and stored there."""
@@ -247,8 +265,12 @@ class Client:
     def synchronize(self) -> None:
         """Waits until everything enqueued has run: programs may finish out of order, so for every live result."""
         for buffer in self._client.live_arrays():
-            if not buffer.is_ready():
-                buffer.block_until_ready()
+            try:
+                if not buffer.is_ready():
+                    buffer.block_until_ready()
+            except client_errors():
+                if not buffer.is_deleted():  # another thread may have donated it meanwhile
+                    raise
 
 
 def _make_client(chosen: platform.Platform) -> Any:

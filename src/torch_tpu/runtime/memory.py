@@ -32,10 +32,10 @@ class MemoryCounter:
         self.allocated -= nbytes
         self.freed_total += nbytes
 
-    def program_ran(self, temporary_bytes: int) -> None:
-        """A program with `temporary_bytes` of scratch memory ran beside what is allocated."""
-        if self.allocated + temporary_bytes > self.peak:
-            self.peak = self.allocated + temporary_bytes
+    def program_ran(self, nbytes: int) -> None:
+        """A program ran beside what is allocated, and needed so much for its results and its temporaries."""
+        if self.allocated + nbytes > self.peak:
+            self.peak = self.allocated + nbytes
 
 
 counter = MemoryCounter()

@@ -35,6 +35,9 @@ class Placeholder:
     def is_ready(self) -> bool:
         return True
 
+    def is_deleted(self) -> bool:
+        return False
+
     def block_until_ready(self) -> None:
         pass
 
@@ -44,27 +47,31 @@ class Program(Executable):
 
     Attributes:
         key: Its name in the disk cache.
-        results: The shapes and dtypes of what it returns.
+        shapes: The shapes and dtypes of what it returns.
     """
 
-    __slots__ = ("_analysis", "_client", "_module", "_options", "key", "results")
+    __slots__ = ("_analysis", "_client", "_module", "_options", "key", "shapes")
 
     def __init__(self, client: TopologyClient, key: str, module: Any, options: Options, results: list[Aval]) -> None:
         self.key = key
-        self.results = results
+        self.shapes = results
         self._client = client
         self._module = module
         self._options = options
         self._analysis: Analysis | None = None
 
-    def __call__(self, arguments: Sequence[Buffer]) -> list[Buffer]:
-        results: list[Buffer] = [Placeholder(aval) for aval in self.results]
+    def enqueue(self, arguments: Sequence[Buffer]) -> list[Buffer]:  # type: ignore[override]
+        results: list[Buffer] = [Placeholder(aval) for aval in self.shapes]
         observer = self._client.observer
         if observer is not None:
             observer(self, arguments, results)
         elif temporary := self.analysis().temporary_bytes:
             memory.counter.program_ran(temporary)
         return results
+
+    def results(self, enqueued: Any) -> list[Buffer]:
+        made: list[Buffer] = enqueued
+        return made
 
     def analysis(self) -> Analysis:
         """What the compiler says of it; compiles it at the first call.

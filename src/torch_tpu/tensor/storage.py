@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from sys import getrefcount
 from typing import Any
 
 import torch
@@ -94,6 +95,27 @@ class Value:
     @property
     def nbytes(self) -> int:
         return self.geometry.nbytes
+
+
+def references(values: Sequence[Any], n: int) -> tuple[int, int]:
+    """How many references there are to a value in a list, that of the list among them, and to its buffer.
+
+    The numbers are larger by what Python holds during the call: compare them with `UNSHARED`.
+    """
+    return getrefcount(values[n]), getrefcount(values[n].array)
+
+
+class _Unshared:
+    """A value that only a list refers to."""
+
+    __slots__ = ("array",)
+
+    def __init__(self) -> None:
+        self.array = object()
+
+
+# What `references` counts if nothing but the list refers to the value, and nothing but the value to its buffer.
+UNSHARED = references([_Unshared()], 0)
 
 
 def uninitialised(nbytes: int, dtype: torch.dtype = torch.uint8) -> Value:
