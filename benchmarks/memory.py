@@ -1,4 +1,4 @@
-"""Peak memory of a training step in fused eager, beside what CPU PyTorch allocates for it: `python benchmarks/memory.py`.
+"""Peak memory of a training step in fused eager, beside what CPU PyTorch allocates: `python benchmarks/memory.py`.
 
 The CPU's is the sum of all allocations and releases that PyTorch's profiler sees; the device's counts live values, what
 a pending graph holds, and results and temporaries of each program as XLA states them. `--check` exits with 1 if a model

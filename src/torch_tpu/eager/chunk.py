@@ -242,7 +242,7 @@ def _aliases(nodes: Sequence[Node], needed: Sequence[int], outputs: Sequence[int
     That is a result of the same shape and dtype, computed from everything that reads the external: so XLA need not
     copy the external to keep it for a later reader. An operator that writes it in place may read it too.
     """
-    producer = {}
+    producer: dict[int, int] = {}
     readers: defaultdict[int, int] = defaultdict(int)
     specs: dict[int, module.Spec] = {}
     # As sets of bits: the operators that lead to each, itself included.

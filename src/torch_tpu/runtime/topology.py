@@ -60,7 +60,7 @@ class Program(Executable):
         self._options = options
         self._analysis: Analysis | None = None
 
-    def enqueue(self, arguments: Sequence[Buffer]) -> list[Buffer]:  # type: ignore[override]
+    def enqueue(self, arguments: Sequence[Buffer]) -> list[Buffer]:
         results: list[Buffer] = [Placeholder(aval) for aval in self.shapes]
         observer = self._client.observer
         if observer is not None:
