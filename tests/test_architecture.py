@@ -24,6 +24,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "eager": ({"hlo", "ops", "runtime", "tensor"}, {"numpy", "torch"}),
     "compile": ({"eager", "hlo", "ops", "runtime", "tensor"}, {"functorch", "numpy", "rich", "torch"}),
     "device": ({"compile", "eager", "runtime", "tensor"}, {"numpy", "torch"}),
+    "planner": ({"eager", "runtime", "tensor"}, {"numpy", "rich", "torch", "typer"}),
 }
 # Counts of what happened; every layer adds to them.
 FOR_ALL = {"metrics"}

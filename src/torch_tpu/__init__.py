@@ -17,10 +17,11 @@ from torch_tpu._loader import load
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "export"]
+__all__ = ["__version__", "export", "plan"]
 
 if TYPE_CHECKING:
     from torch_tpu.compile.exported import Exported
+    from torch_tpu.planner.figures import Plan
 
 load()
 
@@ -30,6 +31,13 @@ def export(module_or_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Expor
     from torch_tpu.compile.export import export as make
 
     return make(module_or_fn, *args, **kwargs)
+
+
+def plan(fn: Callable[..., Any], *args: Any, target: str, **options: Any) -> Plan:
+    """What calls of a function would need and take on TPUs that are not there: `torch_tpu.planner.plan`."""
+    from torch_tpu.planner import plan as make
+
+    return make(fn, *args, target=target, **options)
 
 
 def __getattr__(name: str) -> ModuleType:

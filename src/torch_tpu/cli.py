@@ -24,12 +24,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from torch_tpu.planner import command
 from torch_tpu.runtime import disk_cache, platform
 from torch_tpu.runtime.generations import GIB
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 cache_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The compiled programs kept on disk.")
 app.add_typer(cache_app, name="cache")
+app.command(name="plan", context_settings=command.PASS_ON)(command.plan)
 
 PACKAGES = ("torch", "jaxlib", "ml_dtypes", "libtpu")
 PROBE_TIMEOUT_SECONDS = 120

@@ -1,7 +1,8 @@
 """Kernels of operators whose result size depends on data.
 
 Each runs one program that computes a padded result and its true size, reads the size on the host (the only wait), and
-returns a tensor over the front of the padded memory.
+returns a tensor over the front of the padded memory. On a topology, where there is no size to read, it is the largest
+it can be; `repeat_interleave` then repeats each element once, and `bincount` finds zeros.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch_tpu.eager.kernels import kernel, program
 from torch_tpu.hlo.strided import contiguous_strides
 from torch_tpu.hlo.types import type_name
+from torch_tpu.runtime.client import client
 from torch_tpu.tensor.storage import view
 from torch_tpu.tensor.transfer import host_view
 
@@ -37,6 +39,12 @@ def _read(numbers: torch.Tensor) -> list[int]:
     return values
 
 
+def _size(number: torch.Tensor, most: int) -> int:
+    """The size in `number`; on a topology the most it can be."""
+    (size,) = _read(number)
+    return size if client().runs else most
+
+
 def _indices(t: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
     return torch.empty(sizes, dtype=torch.int64, device=t.device)
 
@@ -49,7 +57,7 @@ def nonzero(x: torch.Tensor) -> torch.Tensor:
     if not x.numel():
         return torch.empty_strided((0, x.dim()), (1, 0), dtype=torch.int64, device=x.device)
     positions, count = program(tpu.nonzero_padded.default)(x)
-    (size,) = _read(count)
+    size = _size(count, x.numel())
     return _front(positions, (size, x.dim()), (1, size))
 
 
@@ -60,7 +68,7 @@ def masked_select(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     if not math.prod(torch.broadcast_shapes(x.shape, mask.shape)):
         return torch.empty(0, dtype=x.dtype, device=x.device)
     values, count = program(tpu.masked_select_padded.default)(x, mask)
-    return _front(values, _read(count))
+    return _front(values, (_size(count, values.numel()),))
 
 
 # --- unique ------------------------------------------------------------------------------------------------------
@@ -73,7 +81,7 @@ def _unique_elements(x: torch.Tensor, sort: bool, inverse: bool, counts: bool) -
         nothing = torch.empty(0, dtype=x.dtype, device=x.device)
         return nothing, _indices(x, x.shape if inverse else (0,)), _indices(x, (0,))
     values, run, length, number = program(tpu.unique_padded.default)(x, sort, inverse, counts)
-    size = _read(number)
+    size = (_size(number, x.numel()),)
     return _front(values, size), run, _front(length, size) if counts else length
 
 
@@ -91,7 +99,7 @@ def _unique_slices(x: torch.Tensor, dim: int, sort: bool) -> _Unique:
             raise RuntimeError("There are 0 sized dimensions, and they aren't selected, so unique cannot be applied")
         return torch.empty(x.shape, dtype=x.dtype, device=x.device), _indices(x, (0,)), _indices(x, (0,))
     values, run, length, number = program(tpu.unique_slices_padded.default)(x, dim, sort)
-    (size,) = _read(number)
+    size = _size(number, x.shape[dim])
     return _front(values, (size, *values.shape[1:])).movedim(0, dim), run, _front(length, (size,))
 
 
@@ -164,6 +172,8 @@ def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) 
     if output_size is not None:
         return run(repeats, output_size, True)
     least, total = _read(program(tpu.least_and_sum.default)(repeats))
+    if not client().runs:
+        total = repeats.numel()
     if least < 0:
         raise RuntimeError("repeats can not be negative")
     return _front(run(repeats, _padded_size(total), False), (total,))
@@ -172,6 +182,6 @@ def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) 
 @kernel("_padded_dense_to_jagged_forward")
 def padded_to_jagged(dense: torch.Tensor, offsets: Sequence[torch.Tensor], total_L: int | None = None) -> torch.Tensor:
     if total_L is None:
-        (total_L,) = _read(offsets[0][-1:].clone())
+        total_L = _size(offsets[0][-1:].clone(), dense.shape[0] * dense.shape[1])
     packed: torch.Tensor = program(torch.ops.aten._padded_dense_to_jagged_forward.default)(dense, offsets, total_L)
     return packed

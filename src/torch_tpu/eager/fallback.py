@@ -15,8 +15,9 @@ from torch._ops import OpOverload
 from torch_tpu import metrics
 from torch_tpu.eager import copy
 from torch_tpu.ops.schema import bind, call, signature
+from torch_tpu.runtime.client import client
 from torch_tpu.tensor.errors import user_line
-from torch_tpu.tensor.transfer import from_host, to_host
+from torch_tpu.tensor.transfer import from_host, host_view, to_host
 
 _warned: set[str] = set()
 
@@ -37,11 +38,13 @@ def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], 
     name = func.name()
     policy = _policy()
     moved: dict[int, torch.Tensor] = {}
-    with metrics.waiting("operator on the CPU"):
-        host_args = tuple(_to_host(v, moved) for v in args)
-        host_kwargs = {k: _to_host(v, moved) for k, v in kwargs.items()}
-    host_kwargs.pop("pin_memory", None)
-    result = call(func, host_args, host_kwargs)
+    try:
+        result = _run(func, args, kwargs, moved, "cpu" if client().runs else "meta")
+    except (NotImplementedError, RuntimeError):
+        if client().runs:
+            raise
+        moved.clear()
+        result = _run(func, args, kwargs, moved, "cpu")  # it has no meta kernel, or its shapes depend on data
     # What the CPU refuses too is no matter of the fallback.
     if policy == "error":
         raise NotImplementedError(
@@ -64,6 +67,16 @@ def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], 
         if a.name in kwargs:
             _write_back(a.is_written, kwargs[a.name], moved, originals)
     return _to_device(result, originals)
+
+
+def _run(
+    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], moved: dict[int, torch.Tensor], device: str
+) -> Any:
+    """Runs an operator's CPU kernel on copies, or its meta kernel, which suffices where tensors have no contents."""
+    with metrics.waiting("operator on the CPU"):
+        host_args = tuple(_moved(v, moved, device) for v in args)
+        host_kwargs = {k: _moved(v, moved, device) for k, v in kwargs.items() if k != "pin_memory"}
+    return call(func, host_args, host_kwargs)
 
 
 def as_cpu_raises(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception) -> Exception:
@@ -111,17 +124,17 @@ def _stand_in(value: Any, stand_ins: dict[int, torch.Tensor], *, written: bool =
     return None if isinstance(value, torch._C.Generator) else value
 
 
-def _to_host(value: Any, moved: dict[int, torch.Tensor]) -> Any:
+def _moved(value: Any, moved: dict[int, torch.Tensor], device: str) -> Any:
     if isinstance(value, torch.Tensor):
         if value.device.type != "tpu":
-            return value
+            return value.to("meta") if device == "meta" else value
         if id(value) not in moved:
-            moved[id(value)] = to_host(value)
+            moved[id(value)] = to_host(value) if device == "cpu" else host_view(value).to("meta")
         return moved[id(value)]
     if isinstance(value, torch.device):
-        return torch.device("cpu")
+        return torch.device(device)
     if isinstance(value, (list, tuple)):
-        return type(value)([_to_host(v, moved) for v in value])
+        return type(value)([_moved(v, moved, device) for v in value])
     if isinstance(value, torch._C.Generator):
         return None
     return value
@@ -135,6 +148,8 @@ def _write_back(written: bool, value: Any, moved: dict[int, torch.Tensor], origi
         host = moved[id(value)]
         originals[id(host)] = value
         if written:
+            if host.device.type == "meta":
+                host = torch.zeros((), dtype=host.dtype).expand(host.shape)
             if value.shape != host.shape:
                 value.resize_(host.shape)
             copy.write_from_host(value, host)
@@ -148,6 +163,8 @@ def _to_device(result: Any, originals: dict[int, torch.Tensor]) -> Any:
         if result.layout is not torch.strided or result.is_quantized:
             kind = result.dtype if result.is_quantized else result.layout
             raise NotImplementedError(f"the tpu device has no {kind} tensors; move the input to the CPU with .cpu()")
+        if result.device.type == "meta":
+            return torch.zeros_like(result, device="tpu")
         return from_host(result)
     if isinstance(result, (list, tuple)):
         return type(result)([_to_device(r, originals) for r in result])

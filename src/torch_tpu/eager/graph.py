@@ -79,6 +79,24 @@ class Pending(Value):
             memory.counter.remove(self.geometry.nbytes)
 
 
+# Where forward created each node of the autograd graph, by PyTorch's number for it; kept on topologies only.
+_nodes: dict[int, Place] = {}
+
+
+def _place() -> Place:
+    """Where the user's program calls the operator; for backward, where it called what this is the gradient of."""
+    found = places.here(5)
+    if not client().names_operators:
+        return found
+    node: Any = torch._C._current_autograd_node()
+    if node is not None:
+        return _nodes.get(node._sequence_nr(), found)
+    if len(_nodes) > 2**20:
+        _nodes.clear()
+    _nodes[torch.autograd._get_sequence_nr() - 1] = found
+    return found
+
+
 class Unread(NamedTuple):
     """A condition that a recorded operator states (an index in bounds), and what to raise where it does not hold.
 
@@ -145,7 +163,7 @@ class Graph:
         self.wires.append(wires)
         self.numbers.append(numbers)
         self.firsts.append(first)
-        self.places.append(places.here(4))
+        self.places.append(_place())
         self.slots.extend(plan.no_slots)
         self.nbytes += plan.nbytes
         for slot, message, kind, shown in plan.checks:

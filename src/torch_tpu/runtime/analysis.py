@@ -8,6 +8,8 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
+from torch_tpu.runtime import optimised
+
 
 @dataclass(frozen=True)
 class Analysis:
@@ -21,9 +23,10 @@ class Analysis:
         peak_bytes: The most it occupies at one time, arguments and outputs included.
         flops: Floating-point operations.
         bytes_accessed: Bytes moved between memory and the processor.
-        seconds: How long it runs, by the compiler's own cost model; nothing was measured.
+        seconds: How long it runs, by the compiler's own cost model, which counts -1 for each operation it does not
+            know, and the body of a loop once; nothing was measured.
         compile_seconds: How long compiling took.
-        hlo: The optimised module as text.
+        hlo: The optimised module as text; empty where it can't be read.
     """
 
     argument_bytes: int
@@ -47,8 +50,8 @@ class Analysis:
         return cls(**json.loads(zlib.decompress(data)))
 
 
-def analyse(compiled: Any, compile_seconds: float) -> Analysis:
-    """Asks jaxlib's compiled program."""
+def analyse(compiled: Any, name: str, compile_seconds: float) -> Analysis:
+    """Asks jaxlib's compiled program of a module of this name."""
     memory = compiled.get_compiled_memory_stats()
     cost = compiled.cost_analysis()
     return Analysis(
@@ -62,5 +65,5 @@ def analyse(compiled: Any, compile_seconds: float) -> Analysis:
         bytes_accessed=cost.get("bytes accessed", 0.0),
         seconds=cost.get("optimal_seconds", 0.0),
         compile_seconds=compile_seconds,
-        hlo="\n\n".join(module.to_string() for module in compiled.hlo_modules()),
+        hlo=optimised.text(compiled, name),
     )

@@ -97,7 +97,7 @@ class Executable:
 
     def analysis(self) -> analysis.Analysis:
         """What the compiler says of it; how long compiling took is not known here."""
-        return analysis.analyse(self.loaded, math.nan)
+        return analysis.analyse(self.loaded, "", math.nan)
 
 
 def launch(executables: Iterable[Executable], arguments: Iterable[Sequence[Buffer]], enqueued: list[Any]) -> None:

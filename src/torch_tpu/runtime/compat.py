@@ -38,6 +38,31 @@ def serialize(client: Any, loaded: Any) -> bytes:
     return bytes(client.serialize_executable(loaded))
 
 
+def hlo_module(serialized: bytes) -> Any:
+    """A module of XLA's own from its protocol buffer (`HloModuleProto`)."""
+    return _hlo.HloModule.from_serialized_hlo_module_proto(serialized)
+
+
+def module_of_its_own(bytecode: bytes) -> Any:
+    """An `ir.Module` in a context that nothing else uses, so that any thread may work on it."""
+    ir: Any = importlib.import_module("jaxlib.mlir.ir")
+    dialects: Any = importlib.import_module("jaxlib.mlir._mlir_libs._jax_mlir_ext")
+    context = ir.Context()
+    registry = ir.DialectRegistry()
+    dialects.register_dialects(registry)
+    context.append_dialect_registry(registry)
+    context.load_all_available_dialects()
+    for dialect in ("stablehlo", "chlo"):
+        importlib.import_module(f"jaxlib.mlir.dialects.{dialect}").register_dialect(context)
+    return ir.Module.parse(bytecode, context=context)
+
+
+def name_of(module: Any) -> str:
+    """What an `ir.Module` is called."""
+    name: str = module.operation.attributes["sym_name"].value
+    return name
+
+
 def without_locations(module: Any) -> Any:
     """A copy of an `ir.Module` whose operations don't say where in the user's program they come from."""
     passmanager: Any = importlib.import_module("jaxlib.mlir.passmanager")

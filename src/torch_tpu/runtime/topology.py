@@ -1,6 +1,6 @@
 """The client of TPUs that are not there: libtpu's compiler compiles for them, and nothing runs.
 
-Buffers have shapes and no contents. Asking for contents is an error, unless a plan has put stand-ins in their place.
+Buffers have shapes and no contents. Asking for contents is an error, unless an observer gives stand-ins for them.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import hashlib
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -47,16 +47,17 @@ class Program(Executable):
 
     Attributes:
         key: Its name in the disk cache.
+        module: Its StableHLO (an `ir.Module`).
         shapes: The shapes and dtypes of what it returns.
     """
 
-    __slots__ = ("_analysis", "_client", "_module", "_options", "key", "shapes")
+    __slots__ = ("_analysis", "_client", "_options", "key", "module", "shapes")
 
     def __init__(self, client: TopologyClient, key: str, module: Any, options: Options, results: list[Aval]) -> None:
         self.key = key
         self.shapes = results
         self._client = client
-        self._module = module
+        self.module = module
         self._options = options
         self._analysis: Analysis | None = None
 
@@ -64,7 +65,7 @@ class Program(Executable):
         results: list[Buffer] = [Placeholder(aval) for aval in self.shapes]
         observer = self._client.observer
         if observer is not None:
-            observer(self, arguments, results)
+            observer.ran(self, arguments, results)
         elif temporary := self.analysis().temporary_bytes:
             memory.counter.program_ran(temporary)
         return results
@@ -80,12 +81,21 @@ class Program(Executable):
             client_errors(): where the compiler refuses it, such as for want of memory.
         """
         if self._analysis is None:
-            self._analysis = self._client.analyse(self.key, self._module, self._options)
+            self._analysis = self._client.analyse(self.key, self.module, self._options)
         return self._analysis
 
 
-# Called with each program that would run, its arguments and its results.
-Observer = Callable[[Program, Sequence[Buffer], Sequence[Buffer]], None]
+class Observer(Protocol):
+    """What is told of everything that would happen on the device."""
+
+    def put(self, buffer: Placeholder) -> None:
+        """A buffer that the host has written."""
+
+    def ran(self, program: Program, arguments: Sequence[Buffer], results: Sequence[Buffer]) -> None:
+        """A program that would have run."""
+
+    def read(self, buffer: Buffer) -> npt.NDArray[Any]:
+        """The stand-in for the contents of a buffer that the host asks for."""
 
 
 class TopologyClient(Client):
@@ -93,8 +103,8 @@ class TopologyClient(Client):
 
     Attributes:
         generation: What its chips are.
-        observer: Of programs. While there is one, programs are compiled when their analysis is asked for; else at once.
-        stand_in: What the host gets for a buffer's contents; without it, reading raises.
+        observer: While there is one, programs are compiled when their analysis is asked for, else at once; and the host
+            may read.
     """
 
     runs = False
@@ -105,16 +115,21 @@ class TopologyClient(Client):
         self.topology = str(chosen.topology)
         self.generation: Generation = BY_TOPOLOGY[self.topology.partition(":")[0]]
         self.observer: Observer | None = None
-        self.stand_in: Callable[[Buffer], npt.NDArray[Any]] | None = None
 
     def _open(self, chosen: platform.Platform) -> Sequence[Any]:
         return open_topology(str(chosen.topology), chosen.plugin_path)
 
     def put(self, array: npt.NDArray[Any]) -> Buffer:
-        return Placeholder(Aval(array.shape, array.dtype))
+        return self._put(Aval(array.shape, array.dtype))
 
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Buffer:
-        return Placeholder(Aval(tuple(shape), dtype))
+        return self._put(Aval(tuple(shape), dtype))
+
+    def _put(self, aval: Aval) -> Buffer:
+        buffer = Placeholder(aval)
+        if self.observer is not None:
+            self.observer.put(buffer)
+        return buffer
 
     def get(self, buffer: Buffer) -> npt.NDArray[Any]:
         """The stand-in for the contents of `buffer`.
@@ -122,16 +137,17 @@ class TopologyClient(Client):
         Raises:
             NoContents: where there is none.
         """
-        if self.stand_in is None:
+        if self.observer is None:
             raise NoContents(
                 f"TORCH_TPU_PLATFORM={self.topology} compiles for TPUs that are not there, so tensors have no contents "
                 "to read. `torch-tpu plan` runs a script with stand-ins for what it reads; "
                 "TORCH_TPU_PLATFORM=cpu runs it for real, on XLA:CPU."
             )
-        return self.stand_in(buffer)
+        return self.observer.read(buffer)
 
     def get_bool(self, buffer: Buffer) -> bool:
-        return bool(self.get(buffer))
+        """Conditions hold: nobody can know better."""
+        return True
 
     def largest_live(self, count: int) -> list[str]:
         return []
@@ -168,12 +184,14 @@ class TopologyClient(Client):
         return said
 
     def _compile_and_analyse(self, module: Any, options: Options) -> tuple[Any, Analysis]:
+        # Programs may be compiled by several threads at the same time, which one MLIR context does not allow.
+        own = compat.module_of_its_own(fingerprint.bytecode(module))
         began = time.perf_counter()
-        compiled = self._client.compile(module, self._devices, self._compile_options(options))
+        compiled = self._client.compile(own, self._devices, self._compile_options(options))
         seconds = time.perf_counter() - began
         metrics.count("compile")
         metrics.add_seconds("compile_seconds", seconds)
-        return compiled, analysis.analyse(compiled, seconds)
+        return compiled, analysis.analyse(compiled, compat.name_of(own), seconds)
 
 
 def open_topology(name: str, library: Path | None) -> Sequence[Any]:

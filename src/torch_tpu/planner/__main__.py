@@ -1,0 +1,42 @@
+"""The process in which a script is planned: started by `torch-tpu plan`, so that each plan has a client of its own."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from torch_tpu.planner import plan_script
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m torch_tpu.planner")
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=0)
+    parser.add_argument("--samples", type=int, default=0)
+    parser.add_argument("--save", type=Path)
+    parser.add_argument("script", type=Path)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    given = parser.parse_args()
+    made = plan_script(
+        given.script,
+        given.arguments,
+        given.target,
+        given.steps,
+        given.tokens,
+        given.samples,
+        _progress,
+        given.save,
+    )
+    given.json.write_text(made.to_json())
+
+
+def _progress(done: int, count: int) -> None:
+    end = "\n" if done == count else ""
+    print(f"\rcompiled {done} of {count} programs", end=end, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""`torch-tpu plan`: plans a script in a process of its own and shows the result."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from torch_tpu.planner import search, terminal
+from torch_tpu.planner.figures import Plan
+
+PASS_ON = {"ignore_unknown_options": True}
+
+
+def plan(
+    script: Annotated[Path, typer.Argument(help="The script, as you would run it on a TPU.", exists=True)],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="Its arguments; after `--`, if the plan knows them.")
+    ] = None,
+    target: Annotated[str, typer.Option(help="The TPUs: a name that `torch-tpu topologies` lists.")] = "",
+    steps: Annotated[int, typer.Option(help="How many training steps to run; the last one counts.", min=2)] = 3,
+    tokens: Annotated[int, typer.Option(help="Tokens of a step, where the batch does not tell.")] = 0,
+    samples: Annotated[int, typer.Option(help="Samples of a step, where the batch does not tell.")] = 0,
+    json: Annotated[Path | None, typer.Option(help="A file for all figures.")] = None,
+    html: Annotated[Path | None, typer.Option(help="A file for a page with pictures.")] = None,
+    save: Annotated[Path | None, typer.Option(help="A folder for the compiled programs.")] = None,
+    find_max: Annotated[
+        str, typer.Option(help="batch=1:512 puts numbers for {batch} in ARGUMENTS and finds the largest that fits.")
+    ] = "",
+) -> None:
+    """Tells what a script would need and take on TPUs that are not there.
+
+    Runs the unchanged script for a few steps on shapes without contents, compiles its programs with the TPU compiler,
+    and reports memory, time and what to improve. Exits with 0 where it fits one device and with 2 where it does not.
+    """
+    if not target:
+        raise typer.BadParameter("say for which TPUs, such as --target v5e:2x2", param_hint="--target")
+    console = Console()
+    given = list(arguments or [])
+    if find_max:
+        made = _largest(console, script, given, target, steps, (tokens, samples), find_max)
+    else:
+        made = _in_a_process(script, given, target, steps, (tokens, samples), save)
+    terminal.show(made, console)
+    if json is not None:
+        json.write_text(made.to_json())
+    if html is not None:
+        from torch_tpu.planner import page
+
+        html.write_text(page.page(made, " ".join([str(script), *given])))
+    raise typer.Exit(0 if made.fits else 2)
+
+
+def _in_a_process(
+    script: Path,
+    arguments: list[str],
+    target: str,
+    steps: int,
+    batch: tuple[int, int],
+    save: Path | None = None,
+    quiet: bool = False,
+) -> Plan:
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "plan.json"
+        command = [sys.executable, "-m", "torch_tpu.planner", "--target", target, "--json", str(result)]
+        command += ["--steps", str(steps), "--tokens", str(batch[0]), "--samples", str(batch[1])]
+        command += ["--save", str(save)] if save is not None else []
+        environment = {**os.environ, "TORCH_TPU_PLATFORM": target}
+        done = subprocess.run(
+            [*command, str(script), *arguments],
+            env=environment,
+            stdout=subprocess.DEVNULL if quiet else None,
+            check=False,
+        )
+        if done.returncode or not result.exists():
+            raise typer.Exit(done.returncode or 1)
+        return Plan.from_json(result.read_text())
+
+
+def _largest(
+    console: Console,
+    script: Path,
+    arguments: list[str],
+    target: str,
+    steps: int,
+    batch: tuple[int, int],
+    text: str,
+) -> Plan:
+    try:
+        numbers = search.parse(text)
+        search.substitute(arguments, numbers.name, numbers.least)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--find-max") from None
+    tried: dict[int, Plan] = {}
+
+    def probe(number: int) -> tuple[bool, int, int]:
+        given = search.substitute(arguments, numbers.name, number)
+        made = tried[number] = _in_a_process(script, given, target, steps, batch, quiet=True)
+        console.print(f"{numbers.name} {number}: {made.verdict}")
+        return made.fits, made.memory.peak, made.memory.limit
+
+    found = search.largest(numbers, probe)
+    table = Table(numbers.name, "", "peak", "predicted time", "tokens a second", "samples a second", box=None)
+    for number, made in sorted(tried.items()):
+        mark = "[green]fits[/]" if made.fits else "[red]does not fit[/]"
+        rates = (f"{made.tokens_per_second:,.0f}", f"{made.samples_per_second:,.1f}")
+        table.add_row(f"{number:,}", mark, terminal.size(made.memory.peak), terminal.duration(made.seconds), *rates)
+    console.print(table)
+    if found is None:
+        console.print(f"[red]Not even {numbers.name} {numbers.least} fits one device of {target}.[/]\n")
+        return tried[numbers.least]
+    more = "" if found + numbers.step > numbers.most else f"; {found + numbers.step:,} does not fit"
+    console.print(f"[bold]The largest {numbers.name} that fits one device of {target} is {found:,}{more}.[/]\n")
+    return tried[found]
