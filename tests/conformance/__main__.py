@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -12,14 +13,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tests.conformance import pool, report, results
-from tests.conformance.check import CHECKS
+from tests.conformance.check import CHECKS, checked
 from tests.conformance.database import DTYPES, KINDS, dtype_name, entries
 from tests.programs.run import MODES
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-def _chosen(names: str, known: Sequence[str], what: str) -> tuple[str, ...]:
+def chosen_of(names: str, known: Sequence[str], what: str) -> tuple[str, ...]:
     """A list separated by commas, everything if it is empty."""
     chosen = tuple(name.strip() for name in names.split(",") if name.strip()) or tuple(known)
     unknown = [name for name in chosen if name not in known]
@@ -47,9 +48,9 @@ def main(
     console = Console()
     output.mkdir(parents=True, exist_ok=True)
     path = output / ("results.jsonl" if mode == "strict" else f"results-{mode}.jsonl")
-    wanted_dtypes = [getattr(torch, name) for name in _chosen(dtypes, [dtype_name(d) for d in DTYPES], "dtype")]
-    chosen = entries(ops, wanted_dtypes, _chosen(kind, KINDS, "kind"))
-    wanted_checks = _chosen(checks, CHECKS, "check")
+    wanted_dtypes = [getattr(torch, name) for name in chosen_of(dtypes, [dtype_name(d) for d in DTYPES], "dtype")]
+    chosen = entries(ops, wanted_dtypes, chosen_of(kind, KINDS, "kind"))
+    wanted_checks = chosen_of(checks, CHECKS, "check")
     known = results.load(path)
     if only_failed:
         chosen = [e for e in chosen if e in known and not known[e].passed]
@@ -64,7 +65,8 @@ def main(
     with Progress(*columns, console=console) as progress, path.open("a") as file:
         task = progress.add_task("starting", total=len(waiting))
         failed = 0
-        job = pool.Job(output / "workers.log", samples, wanted_checks, mode)
+        check = functools.partial(checked, samples=samples, checks=wanted_checks, mode=mode)
+        job = pool.Job(output / "workers.log", check)
         for entry, outcome in pool.run(waiting, job, workers=workers):
             result = results.from_outcome(entry, samples, wanted_checks, outcome)
             known[entry] = result

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
+from typing import Any
 
 from tests.conformance import modules, operators, optimizers
 from tests.conformance.database import Entry
-from tests.conformance.outcome import Outcome
+from tests.conformance.outcome import Failure, Outcome
 from tests.programs.run import MODES
 from torch_tpu.eager import execute
 from torch_tpu.eager.mode import set_eager_mode
@@ -33,3 +34,13 @@ def run(entry: Entry, *, samples: int = 0, checks: Iterable[str] = CHECKS, mode:
     # Nothing of one operator helps the next, and thousands of programs fill the memory.
     execute.clear_plans()
     return outcome
+
+
+def checked(entry: Entry, *, samples: int, checks: Iterable[str], mode: str) -> dict[str, Any]:
+    """The outcome of `run` as a dict; what prevents the check is a failure too."""
+    try:
+        outcome = run(entry, samples=samples, checks=checks, mode=mode)
+    except Exception as error:
+        failure = Failure("samples", f"raises {type(error).__name__}", "", str(error)[:600])
+        outcome = Outcome(failures=[failure])
+    return outcome.as_dict()

@@ -50,7 +50,7 @@ class ModuleRun:
 
     def outcome(self, checks: frozenset[str]) -> Outcome:
         result = Outcome()
-        samples = spread(self._inputs(self.info.module_inputs_func), self.most)
+        samples = spread(self.inputs(self.info.module_inputs_func), self.most)
         for i, sample in enumerate(samples):
             if not self._cpu_takes(sample):
                 continue
@@ -60,18 +60,18 @@ class ModuleRun:
                 if check in checks and (self.entry.op, check) not in tolerances.SKIPPED:
                     result.record(check, _summary(sample), function)
         if "errors" in checks and self.info.module_error_inputs_func is not None and self.dtype is torch.float32:
-            for error_input in self._inputs(self.info.module_error_inputs_func):
+            for error_input in self.inputs(self.info.module_error_inputs_func):
                 sample = error_input.module_error_input
                 result.record("errors", _summary(sample), lambda e=error_input: self._same_error(e))
         return result
 
-    def _inputs(self, function: Callable[..., list[Any]]) -> list[Any]:
+    def inputs(self, function: Callable[..., list[Any]]) -> list[Any]:
         seed_generators()
         return list(function(self.info, device="cpu", dtype=self.dtype, requires_grad=True, training=self.training))
 
     def _cpu_takes(self, sample: Any) -> bool:
         """Whether the CPU runs the sample in this dtype, which the database says of its own dtypes only."""
-        return self.dtype in self.info.dtypes or raised(lambda: self._run(*self._host(sample))) is None
+        return self.dtype in self.info.dtypes or raised(lambda: self.call(*self._host(sample))) is None
 
     def _checks_of(self, sample: Any, second_order: bool) -> Iterator[tuple[str, Callable[[], None]]]:
         if {"device", "dtype"} <= set(inspect.signature(self.info.module_cls).parameters):
@@ -101,24 +101,24 @@ class ModuleRun:
 
     def _forward(self, sample: Any, change: Callable[[Any], Any] = lambda nest: nest) -> None:
         """Results and, after it, parameters and buffers; without gradients, for which some modules have other ways."""
-        host, device, host_inputs, device_inputs = self._copies(sample, change)
+        host, device, host_inputs, device_inputs = self.copies(sample, change)
         with torch.no_grad():
-            want = self._run(host, host_inputs)
-            got = self._run(device, device_inputs)
+            want = self.call(host, host_inputs)
+            got = self.call(device, device_inputs)
         _check_on_device((got, device.state_dict()))
         results = (got, device.state_dict(), device_inputs), (want, host.state_dict(), host_inputs)
 
         def wide() -> Any:
             module, inputs = self._wide(sample, change)
             with torch.no_grad():
-                result = self._run(module, inputs)
+                result = self.call(module, inputs)
             return result, module.state_dict(), inputs
 
         self._same(*results, wide)
 
     def _gradient(self, sample: Any) -> None:
-        host, device, host_inputs, device_inputs = self._copies(sample)
-        want, got = self._run(host, host_inputs), self._run(device, device_inputs)
+        host, device, host_inputs, device_inputs = self.copies(sample)
+        want, got = self.call(host, host_inputs), self.call(device, device_inputs)
         host_leaves, device_leaves = _leaves(host, host_inputs), _leaves(device, device_inputs)
         if not self.rounds_elsewhere:
             try:
@@ -146,15 +146,15 @@ class ModuleRun:
         leaves = _leaves(module, inputs)
         if moved_by is not None:
             moved(leaves, self.dtype, moved_by)
-        return gradients(self._run(module, inputs), leaves, widened(seeds, self.dtype))
+        return gradients(self.call(module, inputs), leaves, widened(seeds, self.dtype))
 
     def _second_order(self, sample: Any) -> None:
-        host, device, host_inputs, device_inputs = self._copies(sample)
+        host, device, host_inputs, device_inputs = self.copies(sample)
         modules = {"cpu": host, "tpu": device}
 
         def call(leaves: Any) -> Any:
             place, inputs = leaves[0], leaves[1]
-            return self._run(modules[place], inputs)
+            return self.call(modules[place], inputs)
 
         try:
             check_second_order(
@@ -175,9 +175,9 @@ class ModuleRun:
             args, kwargs = to_device((args, kwargs))
             got = raised_by_device(lambda: self.info.module_cls(*args, **kwargs).to("tpu"))
         else:
-            host, device, host_inputs, device_inputs = self._copies(sample)
-            want = raised(lambda: self._run(host, host_inputs))
-            got = raised_by_device(lambda: self._run(device, device_inputs))
+            host, device, host_inputs, device_inputs = self.copies(sample)
+            want = raised(lambda: self.call(host, host_inputs))
+            got = raised_by_device(lambda: self.call(device, device_inputs))
         if want is not None:
             check_same_exception(got, want)
 
@@ -191,7 +191,7 @@ class ModuleRun:
         inputs = change((sample.forward_input.args, sample.forward_input.kwargs))
         if self.info.is_lazy:
             # The first call makes the parameters.
-            self._run(module, to_device(inputs, "cpu"))
+            self.call(module, to_device(inputs, "cpu"))
         return module, to_device(inputs, "cpu")
 
     def _wide(self, sample: Any, change: Callable[[Any], Any] = lambda nest: nest) -> tuple[torch.nn.Module, Inputs]:
@@ -199,14 +199,14 @@ class ModuleRun:
         module, inputs = self._host(sample, change)
         return module.to(WIDER[self.dtype]), widened(inputs, self.dtype)
 
-    def _copies(
+    def copies(
         self, sample: Any, change: Callable[[Any], Any] = lambda nest: nest
     ) -> tuple[torch.nn.Module, torch.nn.Module, Inputs, Inputs]:
         host, inputs = self._host(sample, change)
         return host, deepcopy(host).to("tpu"), inputs, to_device(inputs)
 
     @staticmethod
-    def _run(module: torch.nn.Module, inputs: Inputs) -> Any:
+    def call(module: torch.nn.Module, inputs: Inputs) -> Any:
         seed_generators()
         return module(*inputs[0], **inputs[1])
 

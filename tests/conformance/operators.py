@@ -89,19 +89,19 @@ class OperatorRun:
     # --- the checks ----------------------------------------------------------------------------------------------
 
     def _forward(self, sample: Any) -> None:
-        self._same(self.info.op, sample, self._copies(sample, detach=True))
+        self._same(self.info.op, sample, self.copies(sample, detach=True))
 
     def _inplace(self, sample: Any) -> None:
-        self._same(self.info.get_inplace(), sample, self._copies(sample, detach=True))
+        self._same(self.info.get_inplace(), sample, self.copies(sample, detach=True))
 
     def _gradient(self, sample: Any) -> None:
-        host, device = self._copies(sample)
+        host, device = self.copies(sample)
         try:
-            want = sample.output_process_fn_grad(self._call(self.info.op, host))
+            want = sample.output_process_fn_grad(self.call(self.info.op, host))
         except Exception:
             # Said by the forward check already.
             return
-        got = sample.output_process_fn_grad(self._call(self.info.op, device))
+        got = sample.output_process_fn_grad(self.call(self.info.op, device))
         if self._undefined(sample) or self.tied:
             return
         try:
@@ -114,9 +114,9 @@ class OperatorRun:
             self._gradient_rounded_once(sample)
 
     def _gradient_rounded_once(self, sample: Any) -> None:
-        host, device = self._copies(sample)
+        host, device = self.copies(sample)
         wide = widened(host, self.dtype)
-        got, want, wide_want = (self._call(self.info.op, inputs) for inputs in (device, host, wide))
+        got, want, wide_want = (self.call(self.info.op, inputs) for inputs in (device, host, wide))
         seeds = gradient_seeds(want)
         got_grads = gradients(got, device, [s.to("tpu") for s in seeds])
         wide_grads = gradients(wide_want, wide, widened(seeds, self.dtype))
@@ -130,10 +130,10 @@ class OperatorRun:
     def _second_order(self, sample: Any) -> None:
         if self._undefined(sample):
             return
-        host, device = self._copies(sample)
+        host, device = self.copies(sample)
 
         def call(inputs: Any) -> Any:
-            return sample.output_process_fn_grad(self._call(self.info.op, inputs))
+            return sample.output_process_fn_grad(self.call(self.info.op, inputs))
 
         try:
             check_second_order(call, device, host, self.rtol, self.atol)
@@ -142,25 +142,25 @@ class OperatorRun:
 
     def _out(self, sample: Any) -> None:
         """`out=` of the right kind, with other strides, and of a dtype that may not fit."""
-        (input_, args, kwargs), _ = self._copies(sample, detach=True)
+        (input_, args, kwargs), _ = self.copies(sample, detach=True)
         try:
-            result = self._call(self.info.op, (input_, args, kwargs))
+            result = self.call(self.info.op, (input_, args, kwargs))
         except Exception:
             return
         if not all(_is_tensor(t) for t in tree_leaves(result)):
             return
         for make in (torch.zeros_like, _with_reversed_strides, _with_another_dtype):
             outs = tree_map(make, result)
-            host, device = self._copies(sample, detach=True)
+            host, device = self.copies(sample, detach=True)
             host[2]["out"], device[2]["out"] = to_device(outs, "cpu"), to_device(outs)
             if make is _with_reversed_strides:
                 # Some CPU kernels (gelu, avg_pool3d, narrow_copy) ignore the strides and write elsewhere.
-                if error := raised(lambda host=host: self._call(self.info.op, host)):
+                if error := raised(lambda host=host: self.call(self.info.op, host)):
                     check_same_exception(
-                        raised_by_device(lambda device=device: self._call(self.info.op, device)), error
+                        raised_by_device(lambda device=device: self.call(self.info.op, device)), error
                     )
                     continue
-                self._call(self.info.op, device)
+                self.call(self.info.op, device)
                 if not self._undefined(sample) and not self.up_to_sign and not self.tied:
                     want = tree_map(lambda r, o: torch.empty_like(o).copy_(r), result, outs)
                     self._compare(self.info.op, sample, device[2]["out"], want)
@@ -168,14 +168,14 @@ class OperatorRun:
                 self._same(self.info.op, sample, (host, device))
 
     def _same_error(self, sample: Any) -> None:
-        host, device = self._copies(sample)
+        host, device = self.copies(sample)
         if "device" not in sample.kwargs:
             # Not every operator that is given numbers alone here makes a tensor of them.
             device[2].pop("device", None)
-        want = raised(lambda: self._call(self.info.op, host))
+        want = raised(lambda: self.call(self.info.op, host))
         if want is None:
             return
-        check_same_exception(raised_by_device(lambda: self._call(self.info.op, device)), want)
+        check_same_exception(raised_by_device(lambda: self.call(self.info.op, device)), want)
 
     # --- what they share -----------------------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class OperatorRun:
         is_random = tolerances.RANDOM_SAMPLES.get(self.entry.op, lambda sample: False)
         return self.entry.op in tolerances.VALUES_UNDEFINED or is_random(sample)
 
-    def _copies(self, sample: Any, detach: bool = False) -> tuple[Any, Any]:
+    def copies(self, sample: Any, detach: bool = False) -> tuple[Any, Any]:
         """The sample's (input, args, kwargs) twice: on the CPU and on the device."""
         nest = (sample.input, sample.args, dict(sample.kwargs))
         if detach:
@@ -197,7 +197,7 @@ class OperatorRun:
         return to_device(nest, "cpu"), device
 
     @staticmethod
-    def _call(function: Callable[..., Any], inputs: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> Any:
+    def call(function: Callable[..., Any], inputs: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> Any:
         seed_generators()
         return function(inputs[0], *inputs[1], **inputs[2])
 
@@ -205,11 +205,11 @@ class OperatorRun:
         host, device = inputs
         got: list[Any] = []
         want: list[Any] = []
-        want_error = raised(lambda: want.append(self._call(function, host)))
+        want_error = raised(lambda: want.append(self.call(function, host)))
         if want_error is not None:
-            check_same_exception(raised_by_device(lambda: self._call(function, device)), want_error)
+            check_same_exception(raised_by_device(lambda: self.call(function, device)), want_error)
             return
-        got.append(self._call(function, device))
+        got.append(self.call(function, device))
         for leaf in tree_leaves(got):
             if isinstance(leaf, torch.Tensor) and leaf.device.type != "tpu":
                 raise Mismatch("device", f"a result is on {leaf.device}")
@@ -239,8 +239,8 @@ class OperatorRun:
         except Mismatch as mismatch:
             if mismatch.kind != "values" or not self.rounds_elsewhere:
                 raise
-            wide = widened(self._copies(sample, detach=True)[0], self.dtype)
-            wide_want = self._call(function, wide)
+            wide = widened(self.copies(sample, detach=True)[0], self.dtype)
+            wide_want = self.call(function, wide)
             if inputs is not None:
                 written = wide_want if "out" in host[2] else []
                 wide_want = (wide_want, _tensors([wide, written]))

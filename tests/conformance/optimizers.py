@@ -44,7 +44,7 @@ class OptimizerRun:
 
     def outcome(self, checks: frozenset[str]) -> Outcome:
         result = Outcome()
-        for name, options in spread(list(self._configurations()), self.most):
+        for name, options in spread(list(self.configurations()), self.most):
             result.samples += 1
             if "step" in checks:
                 result.record("step", name, lambda o=options: self._step(o))
@@ -57,7 +57,7 @@ class OptimizerRun:
                 result.record("errors", str(options), lambda o=options: self._contradiction(o))
         return result
 
-    def _configurations(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def configurations(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Those of the database, with the ones for CUDA, in this implementation; number tensors also on the device."""
         flags = {form: form == self.entry.variant for form in self.info.supported_impls}
         for config in self.info.optim_inputs_func("cuda", self.dtype):
@@ -101,7 +101,7 @@ class OptimizerRun:
         config = error_input.optimizer_error_input
 
         def attempt(place: str) -> None:
-            parameters = self._parameters(place) if config.params is None else _moved(config.params, place)
+            parameters = self.parameters(place) if config.params is None else _moved(config.params, place)
             with warnings.catch_warnings(action="error"):
                 optimizer = self.info.optim_cls(parameters, **deepcopy(config.kwargs))
                 if error_input.error_on is OptimizerErrorEnum.STEP_ERROR:
@@ -113,14 +113,14 @@ class OptimizerRun:
         check_same_exception(raised_by_device(lambda: attempt("tpu")), want)
 
     def _contradiction(self, options: dict[str, Any]) -> None:
-        want = raised(lambda: self.info.optim_cls(self._parameters("cpu"), **options))
+        want = raised(lambda: self.info.optim_cls(self.parameters("cpu"), **options))
         if want is None:
             raise Mismatch("accepts", "the CPU accepts it")
-        check_same_exception(raised_by_device(lambda: self.info.optim_cls(self._parameters("tpu"), **options)), want)
+        check_same_exception(raised_by_device(lambda: self.info.optim_cls(self.parameters("tpu"), **options)), want)
 
     # --- what they share -----------------------------------------------------------------------------------------
 
-    def _parameters(self, place: str, wide: bool = False) -> list[torch.Tensor]:
+    def parameters(self, place: str, wide: bool = False) -> list[torch.Tensor]:
         """Parameters of a few shapes; the last one never gets a gradient."""
         generator = torch.Generator().manual_seed(3)
         values = [
@@ -135,7 +135,7 @@ class OptimizerRun:
         Gradients come from the CPU's generator, so that what differs is the optimizer's. Where an optimizer wants to
         compute a loss itself, it does.
         """
-        leaves = self._parameters(place, wide)
+        leaves = self.parameters(place, wide)
         parameters = [p.clone() for p in leaves] if self.differentiable else leaves
         optimizer = self._optimizer(parameters, place, options)
         generator = torch.Generator().manual_seed(5)

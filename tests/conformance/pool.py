@@ -5,12 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from tests.conformance.database import Entry
+# What is checked: picklable.
+Entry = TypeVar("Entry")
 
 # XLA keeps what it allocated; a fresh process starts small again.
 ENTRIES_PER_WORKER = 300
@@ -19,21 +20,19 @@ SECONDS_PER_ENTRY = 1800.0
 START_SECONDS = 120.0
 
 
-class Job(NamedTuple):
+class Job(NamedTuple, Generic[Entry]):
     """What the workers do with an entry.
 
     Attributes:
         log: where to write what libraries print.
-        samples, checks, mode: as `check.run` takes them.
+        check: what to do with an entry; picklable. What it returns gets an item "seconds".
     """
 
     log: Path
-    samples: int
-    checks: tuple[str, ...]
-    mode: str
+    check: Callable[[Entry], dict[str, Any]]
 
 
-def _work(connection: Connection, job: Job) -> None:
+def _work(connection: Connection, job: Job[Any]) -> None:
     """A worker's life: entries in, outcomes out, until None. What libraries print goes to the log."""
     descriptor = os.open(job.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
@@ -42,28 +41,20 @@ def _work(connection: Connection, job: Job) -> None:
 
     import torch
 
-    from tests.conformance import check
-    from tests.conformance.outcome import Failure, Outcome
-
     torch.set_num_threads(1)
     connection.send(None)
     while (entry := connection.recv()) is not None:
-        try:
-            outcome = check.run(entry, samples=job.samples, checks=job.checks, mode=job.mode)
-        except Exception as error:
-            failure = Failure("samples", f"raises {type(error).__name__}", "", str(error)[:600])
-            outcome = Outcome(failures=[failure])
-        connection.send(outcome.as_dict())
+        connection.send(job.check(entry))
 
 
 class _Worker:
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job[Any]) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(theirs, job), daemon=True)
         self.process.start()
         theirs.close()
-        self.entry: Entry | None = None
+        self.entry: Any = None
         self.ready = False
         self.done = 0
         self.began = time.monotonic()
@@ -72,7 +63,7 @@ class _Worker:
         limit = SECONDS_PER_ENTRY if self.ready else START_SECONDS
         return (self.entry is not None or not self.ready) and time.monotonic() - self.began > limit
 
-    def give(self, entry: Entry) -> None:
+    def give(self, entry: Any) -> None:
         self.entry, self.began = entry, time.monotonic()
         self.connection.send(entry)
 
@@ -82,7 +73,7 @@ class _Worker:
         self.connection.close()
 
 
-def run(entries: Iterable[Entry], job: Job, *, workers: int) -> Iterator[tuple[Entry, dict[str, Any]]]:
+def run(entries: Iterable[Entry], job: Job[Entry], *, workers: int) -> Iterator[tuple[Entry, dict[str, Any]]]:
     """Each entry with what its check found, as they finish."""
     waiting = list(reversed(list(entries)))
     pool = [_Worker(job) for _ in range(min(workers, len(waiting)))]
@@ -119,7 +110,7 @@ def _exit_code(worker: _Worker) -> int | None:
     return worker.process.exitcode
 
 
-def _lost(pool: list[_Worker], worker: _Worker, why: str) -> Iterator[tuple[Entry, dict[str, Any]]]:
+def _lost(pool: list[_Worker], worker: _Worker, why: str) -> Iterator[tuple[Any, dict[str, Any]]]:
     """The failed entry of a worker that is no more.
 
     Raises:
@@ -131,7 +122,7 @@ def _lost(pool: list[_Worker], worker: _Worker, why: str) -> Iterator[tuple[Entr
     yield worker.entry, {"samples": 0, "failures": [failure], "fallbacks": {}, "seconds": 0.0}
 
 
-def _replace(pool: list[_Worker], worker: _Worker, more: bool, job: Job) -> None:
+def _replace(pool: list[_Worker], worker: _Worker, more: bool, job: Job[Any]) -> None:
     worker.stop()
     pool.remove(worker)
     if more:

@@ -333,11 +333,15 @@ def _named(name: str, body: Callable[..., Sequence[Array]]) -> Callable[..., Seq
     return build
 
 
-def make_plan(call: Call) -> Plan:
-    """Traces a call; raises what PyTorch raises for wrong arguments, and NoLowering."""
+def make_plan(call: Call, platform: str | None = None) -> Plan:
+    """Traces a call; raises what PyTorch raises for wrong arguments, and NoLowering.
+
+    Args:
+        platform: what the program is for, by PJRT's name; the client's by default.
+    """
     with module.building, metrics.timed("trace_seconds"):
         builder = _Builder(call)
-        target = module.Target(client().platform_name)
+        target = module.Target(platform or client().platform_name)
         built, results = module.build(call.name, target, builder.specs, _named(call.name, builder.body))
         used = module.drop_unused_parameters(built)
         operations = module.operations(built)

@@ -1,0 +1,1 @@
+"""Whether every lowering compiles for TPUs: `make tpu-check`."""

@@ -1,0 +1,122 @@
+"""Compiles programs for TPUs that are not there, many as one: a hundred take little longer than one alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func
+
+from tests.conformance import pool
+from torch_tpu.hlo import module
+from torch_tpu.runtime import platform
+from torch_tpu.runtime.client import client_errors
+from torch_tpu.runtime.topology import TopologyClient
+
+TARGETS = ("v5e:1x1", "tpu7x:1x1x1")
+# A module with more programs would take the compiler longer, for each of them.
+PROGRAMS_AT_ONCE = 128
+
+
+class Batch(NamedTuple):
+    """Programs to compile as one for a target."""
+
+    target: str
+    digests: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{len(self.digests)} programs for {self.target}"
+
+
+class Verdict(NamedTuple):
+    """What the compiler says of a program; an empty reason means that it compiles."""
+
+    digest: str
+    target: str
+    reason: str
+
+
+def verdicts(batches: Iterable[Batch], folder: Path, log: Path, workers: int) -> Iterator[list[Verdict]]:
+    """What the compiler says of each program, batch by batch. One that fails is halved until the guilty are found."""
+    waiting = list(batches)
+    job = pool.Job(log, Compile(folder))
+    while waiting:
+        failed = []
+        for batch, outcome in pool.run(waiting, job, workers=workers):
+            reason = outcome.get("reason") or "".join(f["message"] for f in outcome.get("failures", ()))
+            if reason and len(batch.digests) > 1:
+                failed.append(batch)
+            else:
+                yield [Verdict(digest, batch.target, reason) for digest in batch.digests]
+        waiting = [half for batch in failed for half in _halves(batch)]
+
+
+def batches(digests: Mapping[str, Iterable[str]]) -> list[Batch]:
+    """The digests of each target as batches."""
+    found = []
+    for target, wanted in digests.items():
+        ordered = tuple(wanted)
+        found += [Batch(target, ordered[i : i + PROGRAMS_AT_ONCE]) for i in range(0, len(ordered), PROGRAMS_AT_ONCE)]
+    return found
+
+
+def _halves(batch: Batch) -> list[Batch]:
+    middle = len(batch.digests) // 2
+    return [Batch(batch.target, part) for part in (batch.digests[:middle], batch.digests[middle:])]
+
+
+class Compile:
+    """Compiles batches of programs that are files of `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, batch: Batch) -> dict[str, Any]:
+        """{"reason": why the compiler refuses the batch, else ""}"""
+        try:
+            joined = join([(self.folder / digest).read_bytes() for digest in batch.digests])
+            _client(batch.target).compile(joined, []).analysis()
+        except (*(client_errors(),), ir.MLIRError) as error:
+            return {"reason": str(error)}
+        return {"reason": ""}
+
+
+@cache
+def _client(target: str) -> TopologyClient:
+    os.environ["TORCH_TPU_CACHE_DIR"] = ""
+    return TopologyClient(platform.choose({**os.environ, "TORCH_TPU_PLATFORM": target}))
+
+
+def join(programs: Iterable[bytes]) -> ir.Module:
+    """One module that takes the parameters of all programs (MLIR bytecode) and returns the results of all."""
+    with module.building, module.context(), ir.Location.unknown():
+        joined = ir.Module.create()
+        parameters: list[ir.Type] = []
+        results: list[ir.Type] = []
+        functions = []
+        for n, code in enumerate(programs):
+            # The module has to outlive the copy that is made of it.
+            program = ir.Module.parse(code)
+            function = module.main(program)
+            copy = function.operation.clone(ir.InsertionPoint(joined.body))
+            copy.attributes["sym_name"] = ir.StringAttr.get(f"f{n}")
+            copy.attributes["sym_visibility"] = ir.StringAttr.get("private")
+            functions.append(function.type)
+            parameters += function.type.inputs
+            results += function.type.results
+        with ir.InsertionPoint(joined.body):
+            main: Any = func.FuncOp("main", (parameters, results))
+            main.attributes["sym_visibility"] = ir.StringAttr.get("public")
+            block = main.add_entry_block()
+        with ir.InsertionPoint(block):
+            given = iter(block.arguments)
+            returned: list[Any] = []
+            for n, kind in enumerate(functions):
+                operands = [next(given) for _ in kind.inputs]
+                returned += func.CallOp(kind.results, ir.FlatSymbolRefAttr.get(f"f{n}"), operands).results
+            func.return_(returned)
+        return joined
