@@ -8,7 +8,7 @@ BIN := .venv/bin
 READY := .venv/ready
 INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test families conformance operators check bench wheel clean
+.PHONY: demo test families conformance tpu-check operators check bench wheel clean
 
 demo: $(READY)
 	$(BIN)/torch-tpu demo --output demo-output
@@ -29,6 +29,12 @@ conformance: $(READY)
 	$(BIN)/python -m tests.conformance --mode $(MODE) $(OPTIONS); database=$$?; \
 		$(BIN)/python -m tests.programs --mode $(MODE) --count 2000 && exit $$database
 
+# Compiles the programs of PyTorch's test database for TPUs that are not there; continues where it stopped.
+# make tpu-check OPTIONS=--table=docs/tpu-operators.md also writes the page.
+tpu-check: $(READY)
+	$(INSTALL) -e '.[tpu]'
+	$(BIN)/python -m tests.tpu_check $(OPTIONS)
+
 # Which operators the device answers, and how: docs/operators.md
 operators: $(READY)
 	$(BIN)/torch-tpu operators --output docs/operators.md
@@ -45,7 +51,7 @@ wheel: $(READY)
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:
-	rm -rf .venv dist demo-output conformance-results .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv dist demo-output conformance-results tpu-check-results .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch must come with the constraints: without them pip may choose another build of it, gigabytes larger.

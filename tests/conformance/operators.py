@@ -156,9 +156,7 @@ class OperatorRun:
             if make is _with_reversed_strides:
                 # Some CPU kernels (gelu, avg_pool3d, narrow_copy) ignore the strides and write elsewhere.
                 if error := raised(lambda host=host: self.call(self.info.op, host)):
-                    check_same_exception(
-                        raised_by_device(lambda device=device: self.call(self.info.op, device)), error
-                    )
+                    check_same_exception(raised_by_device(lambda device=device: self.call(self.info.op, device)), error)
                     continue
                 self.call(self.info.op, device)
                 if not self._undefined(sample) and not self.up_to_sign and not self.tied:

@@ -31,9 +31,7 @@ def main(
     dtypes: Annotated[str, typer.Option(help="Dtypes, separated by commas; empty: all.")] = DEFAULT_DTYPES,
     targets: Annotated[str, typer.Option(help="Topologies to compile for.")] = ",".join(TARGETS),
     samples: Annotated[int, typer.Option(help="At most so many sample inputs per operator; 0: all.")] = 2,
-    restart: Annotated[
-        bool, typer.Option(help="Lower again what is lowered; compile what is new.")
-    ] = False,
+    restart: Annotated[bool, typer.Option(help="Lower again what is lowered; compile what is new.")] = False,
     table: Annotated[Path | None, typer.Option(help="Write the result to this page.")] = None,
     workers: Annotated[int, typer.Option(help="Processes that work at the same time.")] = 2,
     output: Annotated[Path, typer.Option(help="Where the results are kept.")] = Path("tpu-check-results"),
