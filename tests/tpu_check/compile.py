@@ -95,6 +95,7 @@ def join(programs: Iterable[bytes]) -> ir.Module:
     """One module that takes the parameters of all programs (MLIR bytecode) and returns the results of all."""
     with module.building, module.context(), ir.Location.unknown():
         joined = ir.Module.create()
+        joined.operation.attributes["sym_name"] = ir.StringAttr.get("joined")
         parameters: list[ir.Type] = []
         results: list[ir.Type] = []
         functions = []
