@@ -3,8 +3,8 @@
 Models: a GPT, a residual CNN and an LSTM. Each is trained strict, fused, compiled and on CPU PyTorch; the GPT also in
 JAX where it is installed (`pip install '.[bench]'`). Every measurement is a process of its own. One with an empty disk
 cache gives the cold start, the next the warm one. `CPU` is processor time of all threads, which other programs of the
-machine disturb less than the clock; with `--cores 1` nothing of it is spent on waiting for other threads. The ratios are
-of that time.
+machine disturb less than the clock; with `--cores 1` none of it is spent waiting for other threads. The ratios are of
+that time.
 
     --model gpt        only these models (may be repeated)
     --mode fused       only these modes (may be repeated)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -69,7 +70,7 @@ class CNN(nn.Module):
     def __init__(self, layers=2):
         super().__init__()
         widths = [16, *(w for w in (16, 32, 64) for _ in range(layers))]
-        pairs = zip(widths, widths[1:], strict=False)
+        pairs = itertools.pairwise(widths)
         self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
         self.blocks = nn.Sequential(*(Residual(a, b, 1 if a == b else 2) for a, b in pairs))
         self.head = nn.Linear(64, 10)

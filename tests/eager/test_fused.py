@@ -280,40 +280,7 @@ def test_equal_parameters_share_the_optimizer_program(fused):
         torch.testing.assert_close(got.cpu(), want)
 
 
-# --- a training loop ---------------------------------------------------------------------------------------------
-
-
-def train(device: str, steps: int) -> tuple[list[float], list[float]]:
-    """Schedule, accumulation, clipping, EMA, a loss read every third step; the number of programs after each step."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 3)).to(device)
-    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(1)).to(device)
-    y = torch.arange(8).remainder(3).to(device)
-    losses, programs = [], []
-    for step in range(steps):
-        for half in (slice(0, 4), slice(4, 8)):
-            loss = nn.functional.cross_entropy(model(x[half]), y[half]) / 2
-            loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        average.update_parameters(model)
-        if step % 3 == 2:
-            losses.append(loss.item())
-        programs.append(counted("fused_program"))
-    losses += [p.sum().item() for p in average.parameters()]
-    return losses, programs
-
-
-def test_a_training_loop_compiles_nothing_after_its_third_step():
-    got, programs = train("tpu", 12)
-    want, _ = train("cpu", 12)
-    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-    assert programs[-1] == programs[3]
+# --- memory ------------------------------------------------------------------------------------------------------
 
 
 def test_pending_graphs_leave_nothing_to_the_garbage_collector():
