@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from tests.conformance import modules, operators, optimizers
+from tests.conformance import compiled, modules, operators, optimizers
 from tests.conformance.database import Entry
 from tests.conformance.outcome import Failure, Outcome
 from tests.programs.run import MODES
@@ -18,8 +18,9 @@ RUNS = {
     "higher-order": operators.OperatorRun,
     "module": modules.ModuleRun,
     "optimizer": optimizers.OptimizerRun,
+    "compiled": compiled.CompiledRun,
 }
-CHECKS = tuple(dict.fromkeys([*operators.CHECKS, *modules.CHECKS, *optimizers.CHECKS]))
+CHECKS = tuple(dict.fromkeys([*operators.CHECKS, *modules.CHECKS, *optimizers.CHECKS, *compiled.CHECKS]))
 
 
 def run(entry: Entry, *, samples: int = 0, checks: Iterable[str] = CHECKS, mode: str = "strict") -> Outcome:

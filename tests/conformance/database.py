@@ -32,7 +32,9 @@ DTYPES = (
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-KINDS = ("operator", "higher-order", "module", "optimizer")
+KINDS = ("operator", "higher-order", "module", "optimizer", "compiled")
+# In which of them an operator is compiled: the first that it supports.
+COMPILED_DTYPES = (torch.float32, torch.complex64, torch.int64, torch.bool)
 
 
 class Entry(NamedTuple):
@@ -64,9 +66,12 @@ def _infos() -> dict[str, dict[tuple[str, str], Any]]:
         for info in getattr(invocations, f"foreach_{kind}_op_db")
     ]
     modes = {False: ("",), True: ("train", "eval")}
+    operators = {(i.name, i.variant_test_name): i for i in [*invocations.op_db, *foreach]}
+    higher_order = {(i.name, i.variant_test_name): i for i in hop_db}
     return {
-        "operator": {(i.name, i.variant_test_name): i for i in [*invocations.op_db, *foreach]},
-        "higher-order": {(i.name, i.variant_test_name): i for i in hop_db},
+        "operator": operators,
+        "higher-order": higher_order,
+        "compiled": operators | higher_order,
         "module": {(i.name, mode): i for i in module_db for mode in modes[i.train_and_eval_differ]},
         "optimizer": {(i.name, form): i for i in optim_db for form in ("for-loop", *i.supported_impls)},
     }
@@ -100,4 +105,6 @@ def _dtypes(kind: str, info: Any) -> set[torch.dtype]:
         dtypes = {*FLOATS, torch.complex64} if info.supports_complex else set(FLOATS)
         return dtypes - set(tolerances.CHAOTIC.get(info.name, ((), ""))[0])
     supported = set(info.supported_dtypes("cpu"))
+    if kind == "compiled":
+        return set([d for d in COMPILED_DTYPES if d in supported][:1])
     return supported & set(FLOATS) if info.name in tolerances.FLOAT_SAMPLES else supported

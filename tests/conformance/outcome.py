@@ -38,9 +38,11 @@ class Outcome:
     Attributes:
         samples: how many sample inputs the CPU took; none means that there was nothing to compare with.
         fallbacks: operators that ran on the CPU, and how often.
+        inexact: of what was compiled, how many samples differ from eager in some bit.
     """
 
     samples: int = 0
+    inexact: int = 0
     failures: list[Failure] = field(default_factory=list)
     fallbacks: dict[str, int] = field(default_factory=dict)
 

@@ -19,6 +19,7 @@ class Result:
         checks: the checks that were made.
         failures: dicts of check, kind, sample and message.
         fallbacks: operators that ran on the CPU, and how often.
+        inexact: as `Outcome` says.
     """
 
     entry: Entry
@@ -28,6 +29,7 @@ class Result:
     failures: list[dict[str, str]]
     fallbacks: dict[str, int]
     seconds: float
+    inexact: int = 0
 
     @property
     def passed(self) -> bool:

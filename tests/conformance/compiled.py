@@ -1,0 +1,150 @@
+"""Checks an operator of PyTorch's database under torch.compile: one graph, one program, and the same as eager."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.testing._internal import common_methods_invocations
+from torch.utils._pytree import tree_leaves
+
+from tests.compare import Mismatch, assert_same, to_device
+from tests.conformance.database import Entry
+from tests.conformance.operators import OperatorRun
+from tests.conformance.outcome import Outcome, raised, spread
+from tests.conformance.precision import check_as_accurate, widened
+from torch_tpu import metrics
+
+CHECKS = ("compiled", "compiled_inplace")
+
+# Dynamo takes half a second for each, and more samples of one operator say little about a compiler.
+MOST_SAMPLES = 2
+
+_EQUAL = "PyTorch asks whether two tensors are equal, for a Python bool"
+_WARNS = "PyTorch warns, which Dynamo does not trace"
+# Operators of which Dynamo captures some sample on no device: where the device fails, the CPU must too.
+NOT_CAPTURED: dict[str, str] = {
+    **dict.fromkeys(("allclose", "corrcoef", "cov", "equal"), _EQUAL),
+    "addbmm": "the in-place form on a tensor that would have to grow, which eager mode does",
+    "as_strided": "the in-place form changes how an input views its memory",
+    "combinations": "PyTorch loses track of a size that depends on data",
+    "masked_select": "PyTorch assumes that no more is selected than there is, but operands broadcast",
+    "nn.functional.linear_cross_entropy": _WARNS,
+}
+# Operators whose results have sizes that depend on data: their graphs run operator by operator.
+SIZES_FROM_DATA: frozenset[str] = frozenset(
+    {"argwhere", "combinations", "masked_select", "nonzero", "unique", "unique_consecutive"}
+)
+
+
+class CompiledRun(OperatorRun):
+    """The checks of one entry. The device's eager results are what is compared with; other kinds compare those."""
+
+    def __init__(self, entry: Entry, most: int) -> None:
+        super().__init__(entry, min(most or MOST_SAMPLES, MOST_SAMPLES))
+
+    def outcome(self, checks: frozenset[str]) -> Outcome:
+        result = Outcome()
+        found = list(self.info.sample_inputs("cpu", self.dtype, requires_grad=self.differentiable))
+        samples = spread(found, self.most)
+        for sample in samples:
+            result.samples += 1
+            if "compiled" in checks:
+                result.record("compiled", sample.summary(), lambda s=sample: self._compiled(self.info.op, s, result))
+        inplace = self.info.get_inplace()
+        if "compiled_inplace" in checks and inplace is not None and samples:
+            sample = samples[-1]
+            result.record(
+                "compiled_inplace", sample.summary(), lambda: self._compiled(inplace, sample, result, detach=True)
+            )
+        return result
+
+    def _compiled(self, function: Callable[..., Any], sample: Any, result: Outcome, detach: bool = False) -> None:
+        host, device = self._copies(sample, detach)
+        eager = to_device(device)
+        seeds: list[torch.Tensor] = []
+        want: list[Any] = []
+        if raised(lambda: want.extend(self._results(function, eager, seeds))) is not None:
+            # The other kinds compare what is raised.
+            return
+        by_operator = _by_operator()
+        try:
+            got = self._results(_compiled(function, "tpu"), device, seeds)
+        except Exception:
+            if self.entry.op in NOT_CAPTURED and self._cpu_fails(function, sample):
+                return
+            raise
+        if _by_operator() != by_operator and self.entry.op not in SIZES_FROM_DATA:
+            raise Mismatch("programs", "the graph ran operator by operator")
+        want = to_device(want, "cpu")
+        result.inexact += not all(map(_equal, tree_leaves(got), tree_leaves(want)))
+        try:
+            for g, w, strides in zip(got, want, (True, True, False), strict=True):
+                assert_same(g, w, strides=strides, rtol=self.rtol, atol=self.atol)
+        except Mismatch as mismatch:
+            if mismatch.kind != "values" or self._undefined(sample):
+                raise
+            # Products and sums become one instruction, with one rounding instead of two.
+            check_as_accurate(got, want, self._results(function, widened(host, torch.float32), seeds))
+
+    def _results(self, function: Callable[..., Any], inputs: Any, seeds: list[torch.Tensor]) -> list[Any]:
+        """What the function returns, its arguments afterwards, and its gradients for seeds made at the first call."""
+        with _capturing():
+            returned = self._call(function, inputs)
+            roots, leaves = _differentiable(returned), [t for t in _differentiable(inputs) if t.is_leaf]
+            if not seeds:
+                seeds += [torch.randn(t.shape, dtype=torch.complex64).cpu() for t in roots]
+            own = [s.to(t.dtype).to(t.device) for s, t in zip(seeds, roots, strict=True)]
+            try:
+                found = torch.autograd.grad(roots, leaves, own, allow_unused=True) if roots and leaves else ()
+            except RuntimeError as error:
+                found = (str(error),)
+        return [returned, _tensors(inputs), found]
+
+    def _cpu_fails(self, function: Callable[..., Any], sample: Any) -> bool:
+        inputs = self._copies(sample, detach=True)[0]
+        return raised(lambda: self._results(_compiled(function, "aot_eager"), inputs, [])) is not None
+
+
+def _compiled(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
+    torch.compiler.reset()
+    # Not the operator itself, which Dynamo may not take for a function.
+    return torch.compile(lambda *args, **kwargs: function(*args, **kwargs), fullgraph=True, backend=backend)
+
+
+@contextlib.contextmanager
+def _capturing() -> Iterator[None]:
+    """Everything that Dynamo can capture, and operators of the database as they are, without the seed set inside."""
+    options = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}
+    plain: Callable[..., Any] = lambda operator, *args, **kwargs: operator(*args, **kwargs)  # noqa: E731
+    with torch._dynamo.config.patch(options), mock.patch.object(common_methods_invocations, "wrapper_set_seed", plain):
+        yield
+
+
+def _by_operator() -> float:
+    return metrics.counters().get("graph_by_operator", 0)
+
+
+def _equal(got: Any, want: Any) -> bool:
+    if not isinstance(want, torch.Tensor):
+        return bool(got == want) or (got != got and want != want)
+    return got.shape == want.shape and torch.equal(*(_bits(t.detach().cpu()) for t in (got, want)))
+
+
+def _bits(t: torch.Tensor) -> torch.Tensor:
+    if t.is_complex():
+        t = torch.view_as_real(t.resolve_conj())
+    whole = t.contiguous()
+    # All NaN are one.
+    return whole.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf) if t.is_floating_point() else whole
+
+
+def _differentiable(nest: Any) -> list[torch.Tensor]:
+    return [t for t in _tensors(nest) if t.requires_grad]
+
+
+def _tensors(nest: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(nest) if isinstance(leaf, torch.Tensor)]
