@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -91,6 +92,21 @@ def test_other_graphs_go_to_their_own_backend() -> None:
 def test_unknown_modes_are_refused() -> None:
     with pytest.raises(Exception, match="unknown mode 'fastest'"):
         torch.compile(lambda x: x + 1, backend="tpu", mode="fastest")(torch.ones(2, device="tpu"))
+
+
+def test_options() -> None:
+    x = torch.ones(2, device="tpu")
+    options = {"epilogue_fusion": True, "max-autotune": True}
+    for backend in ("tpu", "inductor"):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert torch.compile(lambda x: x + 1, backend=backend, options=options)(x).tolist() == [2.0, 2.0]
+        assert any("epilogue_fusion, max-autotune ignored" in str(w.message) for w in caught) == (backend == "tpu")
+        torch.compiler.reset()
+    with pytest.raises(Exception, match="unknown option 'fastest'"):
+        torch.compile(lambda x: x + 1, backend="tpu", options={"fastest": True})(x)
+    with pytest.raises(RuntimeError, match="Unexpected optimization option fastest"):
+        torch.compile(lambda x: x + 1, options={"fastest": True})
 
 
 def test_a_cache_is_written_in_place() -> None:

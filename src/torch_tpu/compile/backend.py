@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,15 +25,19 @@ def compile_graph(
     Args:
         graph: what Dynamo captured; `examples` are (fake) inputs of it.
         mode: one of PyTorch's; all mean the same here, because XLA optimises each program fully.
-        options: accepted for programs written for other backends; none of them means anything here.
+        options: those of Inductor (`torch._inductor.list_options()`) are accepted, for programs written for it, and do
+            nothing but warn; there are no others.
 
     Raises:
-        ValueError: for a mode that PyTorch does not have either.
+        ValueError: for a mode or an option that PyTorch does not have either.
     """
     if mode not in MODES:
         raise ValueError(f"unknown mode {mode!r}: expected one of {', '.join(map(repr, MODES))}")
     if options:
-        warnings.warn(f"torch_tpu has no options for torch.compile: {', '.join(options)} ignored", stacklevel=2)
+        _check_options(options)
+    if not is_on_device(graph, examples):
+        # What a break leaves of a function may be the host's alone.
+        return graph.forward
     from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
 
@@ -53,6 +57,20 @@ def compile_graph(
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )(graph, examples)
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    from torch._inductor import list_options
+
+    known = list_options()
+    for name in options:
+        # PyTorch writes "a-b" or "a_b", as Inductor does.
+        if name.replace("-", "_") not in known:
+            raise ValueError(
+                f"unknown option {name!r} of torch.compile: the backend 'tpu' has none of its own, and Inductor's are "
+                "named by torch._inductor.list_options()"
+            )
+    warnings.warn(f"options of Inductor mean nothing on 'tpu': {', '.join(options)} ignored", stacklevel=3)
 
 
 _graphs = itertools.count()

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import GraphModule, Node
 
 from torch_tpu import metrics
+from torch_tpu.compile.border import Border
 from torch_tpu.compile.recall import Recall
 from torch_tpu.eager import execute, hooks
 from torch_tpu.eager.operator import checks_bounds
@@ -40,7 +42,10 @@ class GraphProgram:
     def __init__(self, graph: GraphModule, title: str, is_backward: bool = False) -> None:
         self.graph = graph
         self.title = title
-        self.constants = constants(graph)
+        self.literals = constants(graph)
+        with unset_fake_temporarily():
+            self.constants = [t.to("tpu") if t.device.type == "cpu" and t.dim() else t for t in self.literals]
+        self.border = Border(graph)
         placeholders = graph.graph.find_nodes(op="placeholder")
         self._is_backward = is_backward
         self._recall: Recall | None = None
@@ -50,11 +55,13 @@ class GraphProgram:
     def __call__(self, *args: Any) -> Any:
         if hooks.forked is not None:
             hooks.forked()
-        everything = [*self.constants, *args]
+        if self.border.refused:
+            return self._by_operator(self.border.refused, args)
+        everything = [*self.constants, *(self.border.enter(args) if self.border else args)]
         if self._recall is not None:
             known = self._recall.signature(everything)
             if known is not None:
-                return self._run(self._recall.plan, known)
+                return self._run(self._recall.plan, known, args)
         sig = execute.CallSignature([self])
         for value in everything:
             sig.argument(int(value) if isinstance(value, torch.SymInt) else value, False)
@@ -65,19 +72,21 @@ class GraphProgram:
             if observer is not None:
                 observer(self, plan)
         if isinstance(plan, execute.Unsupported):
-            metrics.count("graph_by_operator")
-            programs.ran_by_operator(self.title, plan.reason)
-            return self.graph(*args)
+            return self._by_operator(plan.reason, args)
         if self._has_fixed_shapes and len(sig.tensors) == len(everything):
             self._recall = Recall(plan, sig, not self._is_backward)
-        return self._run(plan, sig)
+        return self._run(plan, sig, args)
 
-    @staticmethod
-    def _run(plan: Plan, sig: execute.CallSignature) -> list[Any]:
+    def _run(self, plan: Plan, sig: execute.CallSignature, args: tuple[Any, ...]) -> list[Any]:
         returned, numbers = execute.submit(plan, sig)
         for i in numbers:
             returned[i] = returned[i].item()
-        return returned
+        return self.border.leave(returned, args) if self.border else returned
+
+    def _by_operator(self, reason: str, args: tuple[Any, ...]) -> Any:
+        metrics.count("graph_by_operator")
+        programs.ran_by_operator(self.title, reason)
+        return self.graph(*args)
 
     def _call(self, sig: execute.CallSignature, args: list[Any]) -> Call:
         taken: dict[str, int] = {}
@@ -96,7 +105,7 @@ class GraphProgram:
     def _trace(self, tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[int]]:
         """What the graph returns, and where that is a number which the program computes."""
         taken = len(self.constants)
-        tracer.constants = {id(t): given for t, given in zip(self.constants, args, strict=False)}
+        tracer.constants = {id(t): given for t, given in zip(self.literals, args, strict=False)}
         interpreter = (_NamingTracer if client().names_operators else GraphTracer)(tracer, self.graph)
         returned = list(interpreter.run(*args[taken:]))
         numbers = [i for i, value in enumerate(returned) if isinstance(value, Data)]

@@ -1,0 +1,62 @@
+"""Host tensors among the arguments and results of a graph: copied to the device before its program, and back after it.
+
+What a graph computes on the host between the two is part of the program too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+
+class Border:
+    """Where host tensors enter and leave a graph. Numbers (0-d tensors) enter every program as they are.
+
+    Attributes:
+        refused: why no program can express the graph; empty if one can.
+    """
+
+    def __init__(self, graph: GraphModule) -> None:
+        placeholders = graph.graph.find_nodes(op="placeholder")
+        self._entering = [i for i, n in enumerate(placeholders) if _is_on_host(n) and n.meta["val"].dim()]
+        # The place of each host result, and of the argument that it is, if it is one.
+        self._leaving = [
+            (i, placeholders.index(n) if n in placeholders else None)
+            for i, n in enumerate(graph.graph.output_node().args[0])  # type: ignore[arg-type]
+            if isinstance(n, Node) and _is_on_host(n)
+        ]
+        self.refused = next(filter(None, map(_refused, graph.graph.nodes)), "")
+
+    def __bool__(self) -> bool:
+        return bool(self._entering or self._leaving)
+
+    def enter(self, args: Sequence[Any]) -> list[Any]:
+        """The arguments with those of the host on the device."""
+        entered = list(args)
+        for i in self._entering:
+            entered[i] = args[i].to("tpu")
+        return entered
+
+    def leave(self, results: list[Any], args: Sequence[Any]) -> list[Any]:
+        """The results with those of the host on the host; `args` are what `enter` was given."""
+        for i, argument in self._leaving:
+            results[i] = results[i].cpu() if argument is None else args[argument]
+        return results
+
+
+def _is_on_host(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.device.type == "cpu"
+
+
+def _refused(node: Node) -> str:
+    if node.op != "call_function" or not _is_on_host(node):
+        return ""
+    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        return f"{node.target} draws from the host's generator"
+    if node.target is torch.ops.aten.copy_.default and node.args[0].op == "placeholder":  # type: ignore[union-attr]
+        return "a tensor on the host is written"
+    return ""
