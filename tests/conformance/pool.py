@@ -17,7 +17,8 @@ Entry = TypeVar("Entry")
 ENTRIES_PER_WORKER = 300
 # The module with most samples has 857 of them, five checks each.
 SECONDS_PER_ENTRY = 1800.0
-START_SECONDS = 120.0
+# Importing takes seconds, minutes where many others compute.
+START_SECONDS = 900.0
 
 
 class Job(NamedTuple, Generic[Entry]):
@@ -59,9 +60,13 @@ class _Worker:
         self.done = 0
         self.began = time.monotonic()
 
+    @property
+    def limit(self) -> float:
+        """How many seconds it may be silent."""
+        return SECONDS_PER_ENTRY if self.ready else START_SECONDS
+
     def overdue(self) -> bool:
-        limit = SECONDS_PER_ENTRY if self.ready else START_SECONDS
-        return (self.entry is not None or not self.ready) and time.monotonic() - self.began > limit
+        return (self.entry is not None or not self.ready) and time.monotonic() - self.began > self.limit
 
     def give(self, entry: Any) -> None:
         self.entry, self.began = entry, time.monotonic()
@@ -98,7 +103,7 @@ def run(entries: Iterable[Entry], job: Job[Entry], *, workers: int) -> Iterator[
                 else:
                     worker.give(waiting.pop())
             for worker in [w for w in pool if w.overdue()]:
-                yield from _lost(pool, worker, f"no answer in {SECONDS_PER_ENTRY:.0f} s")
+                yield from _lost(pool, worker, f"no answer in {worker.limit:.0f} s")
                 _replace(pool, worker, bool(waiting), job)
     finally:
         for worker in pool:
