@@ -1,7 +1,8 @@
-"""Fused eager gives the memory of inputs that die to results, and never that of one somebody still refers to."""
+"""Programs take the memory of what they write and of inputs that die, and never that of what somebody refers to."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from torch_tpu import metrics
 from torch_tpu.eager import chunk, execute, graph
+from torch_tpu.eager.plan import Plan
 from torch_tpu.runtime import client as runtime
 from torch_tpu.tensor.storage import Value
 
@@ -19,12 +21,16 @@ EagerMode = torch.tpu.EagerMode
 SIZE = 1000
 
 
+FUSED, STRICT = EagerMode.DEFER_AND_FUSE, EagerMode.DEFER_NEVER
+in_both_modes = pytest.mark.parametrize("failures", [FUSED, STRICT], indirect=True, ids=["fused", "strict"])
+
+
 @pytest.fixture(autouse=True)
-def failures() -> Iterator[list[str]]:
-    """Fused mode. A test names here each chunk that it lets fail: else the recovery would hide mistakes."""
+def failures(request: pytest.FixtureRequest) -> Iterator[list[str]]:
+    """Fused mode, or another. A test names here each chunk that it lets fail: else the recovery would hide mistakes."""
     expected: list[str] = []
     before = metrics.counters().get("fused_failure", 0)
-    with torch.tpu.set_eager_mode(EagerMode.DEFER_AND_FUSE):
+    with torch.tpu.set_eager_mode(getattr(request, "param", FUSED)):
         yield expected
     assert metrics.counters().get("fused_failure", 0) - before == len(expected)
 
@@ -63,6 +69,7 @@ def test_a_write_happens_in_place():
     assert x.tolist() == [2.0] * SIZE
 
 
+@in_both_modes
 def test_a_buffer_that_somebody_refers_to_is_not_written():
     x = ones()
     buffer = value(x).array
@@ -81,6 +88,7 @@ def test_a_value_that_dies_gives_its_memory_to_what_follows():
     assert address(x) == place
 
 
+@in_both_modes
 @pytest.mark.parametrize(
     ("keep", "want"),
     [
@@ -104,6 +112,7 @@ def test_what_somebody_refers_to_stays(keep: Callable[[torch.Tensor], torch.Tens
         assert kept.tolist() == want
 
 
+@in_both_modes
 def test_what_the_host_reads_in_place_stays():
     x = ones()
     on_host = x.cpu()
@@ -115,6 +124,7 @@ def test_what_the_host_reads_in_place_stays():
     assert x.tolist() == [2.0] * SIZE
 
 
+@in_both_modes
 def test_what_backward_needs_stays():
     x, w = ones(), ones().requires_grad_()
     y = (x * w).exp()
@@ -132,6 +142,7 @@ def test_what_backward_needs_stays():
     torch.testing.assert_close(w.grad.cpu(), torch.full((SIZE,), 2.0).exp() * 2)
 
 
+@in_both_modes
 def test_numbers_kept_for_later_stay():
     before = dict(execute._number_buffers)
     x = ones()
@@ -166,35 +177,53 @@ def test_what_another_thread_has_recorded_stays():
     assert x.tolist() == [11.0] * SIZE
 
 
+@in_both_modes
 def test_a_refused_write_keeps_the_old_value():
     x = torch.zeros(SIZE, 2, device="tpu")
     torch.tpu.synchronize()
-    x.index_add_(0, torch.tensor([0, SIZE], device="tpu"), torch.ones(2, 2, device="tpu"))
     with pytest.raises(RuntimeError, match="out of bounds"):
+        x.index_add_(0, torch.tensor([0, SIZE], device="tpu"), torch.ones(2, 2, device="tpu"))
         torch.tpu.synchronize()
     assert x.sum().item() == 0
 
 
-def test_an_interruption_while_programs_start_loses_nothing(monkeypatch):
-    """A chunk of two parts, and Ctrl-C once they have taken their inputs."""
+@in_both_modes
+def test_an_interruption_when_programs_have_started_loses_nothing(monkeypatch):
+    """In fused mode of a chunk of two parts, which have taken their inputs."""
     x, y = ones(), torch.ones(3, device="tpu")
     torch.tpu.synchronize()
-    x.add_(1)
-    y.add_(1)
-    launch = graph.launch
 
     def interrupted(*args: object) -> None:
-        launch(*args)
+        runtime.launch(*args)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(graph, "launch", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(execute, "launch", interrupted)
+    for t in (x, y):
+        with contextlib.suppress(KeyboardInterrupt):
+            t.add_(1)
+    with contextlib.suppress(KeyboardInterrupt):
         run()
     monkeypatch.undo()
     assert (x.tolist(), y.tolist()) == ([2.0] * SIZE, [2.0] * 3)
     assert (x + 1)[0].item() == 3
 
 
+@in_both_modes
+def test_the_peak_does_not_count_what_is_reused():
+    x = ones()
+    x.add_(1)
+    run()
+    torch.tpu.reset_peak_memory_stats()
+    before = torch.tpu.memory_allocated()
+    for _ in range(3):
+        x.add_(1)
+        run()
+    assert torch.tpu.memory_allocated() == before
+    assert torch.tpu.max_memory_allocated() - before < 4 * SIZE
+
+
+@in_both_modes
 def test_a_training_step_writes_in_place_and_compiles_nothing_new():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 8)).to("tpu")
@@ -206,11 +235,63 @@ def test_a_training_step_writes_in_place_and_compiles_nothing_new():
         optimizer.step()
         optimizer.zero_grad()
         torch.tpu.synchronize()
-        programs.append(metrics.counters()["fused_program"])
+        programs.append(metrics.counters()["compile"] + metrics.counters().get("disk_cache_hit", 0))
         written = [*model.parameters(), model[1].running_mean, *(s["exp_avg"] for s in optimizer.state.values())]
         places.append([address(t) for t in written])
     assert programs[3:] == [programs[3]] * 4
     assert places[3:] == [places[3]] * 4
+
+
+# --- torch.compile -----------------------------------------------------------------------------------------------
+
+
+def compiled_plan(function: Callable[..., object]) -> Plan:
+    """The plan of the graph that this call compiles."""
+    known = set(execute._plans)
+    function()
+    (plan,) = [plan for key, plan in execute._plans.items() if key not in known and plan.name == "graph"]
+    return plan
+
+
+@pytest.mark.parametrize("failures", [STRICT], indirect=True)
+def test_a_compiled_graph_writes_statistics_and_caches_in_place():
+    norm = nn.BatchNorm1d(SIZE).to("tpu")
+    cache = torch.zeros(4, SIZE, device="tpu")
+    x = torch.randn(4, SIZE, device="tpu")
+    where = torch.tensor([1], device="tpu")
+
+    @torch.compile
+    def step() -> torch.Tensor:
+        y = norm(x)
+        cache[where] = x.mean(0)
+        return y
+
+    plan = compiled_plan(step)
+    places = [address(t) for t in (norm.running_mean, norm.running_var, cache)]
+    step()
+    assert [address(t) for t in (norm.running_mean, norm.running_var, cache)] == places
+    statistics = plan.compiled().loaded.get_compiled_memory_stats()
+    assert statistics.alias_size_in_bytes >= 6 * 4 * SIZE
+    host = nn.BatchNorm1d(SIZE)
+    host(x.cpu())
+    host(x.cpu())
+    torch.testing.assert_close(norm.running_var.cpu(), host.running_var)
+
+
+@pytest.mark.parametrize("failures", [STRICT], indirect=True)
+def test_a_compiled_graph_that_refuses_a_write_keeps_the_old_value():
+    cache = torch.zeros(4, SIZE, device="tpu")
+    other = cache.clone()
+
+    @torch.compile
+    def step(where: torch.Tensor) -> None:
+        cache[where] = 1.0
+
+    step(torch.tensor([1], device="tpu"))
+    with pytest.raises(IndexError, match="out of bounds"):
+        step(torch.tensor([4], device="tpu"))
+    assert cache.sum(1).tolist() == [0.0, SIZE, 0.0, 0.0]
+    assert other.sum().item() == 0
 
 
 # --- failures ----------------------------------------------------------------------------------------------------

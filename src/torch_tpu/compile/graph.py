@@ -100,6 +100,7 @@ class GraphProgram:
             [t.dtype for t in sig.hosts],
             execute.computes_wide(sig, args),
             checks_bounds(),
+            guarded=True,
         )
 
     def _trace(self, tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[int]]:

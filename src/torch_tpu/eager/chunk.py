@@ -409,7 +409,7 @@ def _unless_refused(plan: Plan, operands: Sequence[Array], results: list[Array])
     The error comes only when somebody looks; until then the write must not have happened.
     """
     for i, written, _ in plan.writes:
-        if plan.checks and i in plan.bases:
+        if plan.checks and not plan.guarded and i in plan.bases:
             old, new = operands[plan.bases.index(i)], results[written]
             if (old.shape, old.dtype) == (new.shape, new.dtype):
                 for condition, *_ in plan.checks:

@@ -21,9 +21,18 @@ from torch_tpu.eager.plan import Alias, Call, Fresh, Input, Plan, Slot, make_pla
 from torch_tpu.hlo import strided, types
 from torch_tpu.metrics import programs
 from torch_tpu.ops.derived import IsData
-from torch_tpu.runtime.client import Buffer, client, client_errors
+from torch_tpu.runtime.client import Buffer, client, client_errors, launch
 from torch_tpu.tensor.errors import device_mismatch, translate
-from torch_tpu.tensor.storage import Geometry, Value, new_contiguous, new_storage, value_of, view
+from torch_tpu.tensor.storage import (
+    UNSHARED,
+    Geometry,
+    Value,
+    new_contiguous,
+    new_storage,
+    references,
+    value_of,
+    view,
+)
 from torch_tpu.tensor.transfer import to_numpy
 
 _matmul_precision = torch._C._get_float32_matmul_precision
@@ -265,6 +274,8 @@ def submit(plan: Plan, sig: CallSignature, generator: Any = None) -> Any:
     if mode.fused:
         return _defer(plan, sig, generator)
     arguments = _arguments(plan, sig, generator)
+    if plan.reused:
+        return _submit_in_place(plan, sig, arguments)
     try:
         results = (plan.executable or plan.compiled())(arguments)
         if mode.blocking and results:
@@ -273,11 +284,53 @@ def submit(plan: Plan, sig: CallSignature, generator: Any = None) -> Any:
         raise translate(error) from error
     _counters["execute"] += 1
     if plan.checks:
-        for slot, message, kind, value in plan.checks:
-            metrics.note("sync", "check of an index or argument")
-            if not client().get_bool(results[slot]):
-                raise kind(message if value is None else message.format(client().get(results[value])))
+        _look_at_checks(plan, results)
     return _finish(plan, sig, lambda slot, g: Value(results[slot], g))
+
+
+def _look_at_checks(plan: Plan, results: Sequence[Buffer]) -> None:
+    for slot, message, kind, value in plan.checks:
+        metrics.note("sync", "check of an index or argument")
+        if not client().get_bool(results[slot]):
+            raise kind(message if value is None else message.format(client().get(results[value])))
+
+
+# What `references` counts for a value in a signature and a storage, its buffer among a program's arguments.
+_HELD = (UNSHARED[0] + 1, UNSHARED[1] + 1)
+
+
+def _submit_in_place(plan: Plan, sig: CallSignature, arguments: list[Buffer]) -> Any:
+    """Runs a plan that takes the memory of what it writes, or of a copy where somebody else refers to that.
+
+    Once the program has started, the old values are gone: an interruption must not keep the new ones from taking their
+    place.
+    """
+    values = sig.values
+    taken = []
+    for argument, i, _ in plan.reused:
+        if references(values, i) == _HELD:
+            taken.append(values[i])
+        else:
+            arguments[argument] = client().copy(arguments[argument])
+    enqueued: list[Any] = []
+    try:
+        executable = plan.executable or plan.compiled()
+        try:
+            launch((executable,), (arguments,), enqueued)
+        finally:
+            if enqueued:
+                results = executable.results(enqueued[0])
+                for old in taken:
+                    old.give_up()
+                returned = _finish(plan, sig, lambda slot, g: Value(results[slot], g))
+        if mode.blocking:
+            results[-1].block_until_ready()
+    except Exception as error:
+        raise translate(error) from error
+    _counters["execute"] += 1
+    if plan.checks:
+        _look_at_checks(plan, results)
+    return returned
 
 
 def _defer(plan: Plan, sig: CallSignature, generator: Any) -> Any:

@@ -74,6 +74,10 @@ class Pending(Value):
         self.graph = None
         memory.counter.add(self.geometry.nbytes)
 
+    def give_up(self) -> None:
+        self._buffer = None
+        memory.counter.remove(self.geometry.nbytes)
+
     def __del__(self) -> None:
         if self._buffer is not None:
             memory.counter.remove(self.geometry.nbytes)
@@ -289,7 +293,10 @@ class Graph:
             if any(operand is None or operand.is_deleted() for operand in operands):
                 continue
             try:
-                buffers = plan.compiled()([*operands, *chunk.separate_numbers(plan, numbers)])
+                given = [*operands, *chunk.separate_numbers(plan, numbers)]
+                for a, *_ in plan.reused:
+                    given[a] = client().copy(given[a])
+                buffers = plan.compiled()(given)
             except Exception as own:
                 failure = failure or _located(own, f"in {plan.name}, called at {places.where(place)}")
                 continue

@@ -60,6 +60,7 @@ class Call:
     hosts: list[torch.dtype]
     wide: bool
     checks: bool
+    guarded: bool = False
 
 
 class Slot:
@@ -117,6 +118,9 @@ class Plan:
         draws: by how many 32-bit words the program advances the random generator.
         writes: (input, result, geometry): the new value of an input's storage.
         checks: (result, message, error, result for the message's {}): what must hold before anything is written.
+        guarded: the program itself writes old values where one of the checks does not hold.
+        reused: (argument, input, result): arguments whose memory the program gives to the value written to the input.
+            Called by itself it takes their buffers, which nobody else may hold.
         returned: what the call returns, with Fresh and Alias in place of tensors.
     """
 
@@ -128,6 +132,7 @@ class Plan:
         "digest",
         "draws",
         "executable",
+        "guarded",
         "hosts",
         "module",
         "name",
@@ -138,6 +143,7 @@ class Plan:
         "operations",
         "results",
         "returned",
+        "reused",
         "starts",
         "uses_rng",
         "values",
@@ -162,6 +168,7 @@ class Plan:
         draws: int,
         writes: tuple[tuple[int, int, Geometry], ...],
         checks: tuple[tuple[int, str, type[Exception], int | None], ...],
+        guarded: bool,
         returned: Any,
     ) -> None:
         self.number = next(self._numbers)
@@ -183,6 +190,14 @@ class Plan:
         self.draws = draws
         self.writes = writes
         self.checks = checks
+        self.guarded = guarded
+        # Without `guarded`, old values are still needed when a check turns out not to hold.
+        self.reused = tuple(
+            (bases.index(i), i, result)
+            for i, result, _ in writes
+            if i in bases and self.values[bases.index(i)] == results[result] and (guarded or not checks)
+        )
+        module.reuse_parameters(built, [(argument, result) for argument, _, result in self.reused])
         self.returned = returned
         self.executable: Executable | None = None
 
@@ -278,13 +293,19 @@ class _Builder:
             if base.written:
                 g = geometry(base.sizes, base.strides, base.dtype)
                 self.writes.append((i, len(self.results), g))
-                self.results.append(base.value())
+                self.results.append(self._written(base.value(), given["base", i]))
         self.check_slots = []
         for condition, message, error, value in tracer.checks:
             slot = len(self.results)
             self.check_slots.append((slot, message, error, None if value is None else slot + 1))
             self.results.extend([condition] if value is None else [condition, value])
         return self.results
+
+    def _written(self, new: Array, old: Array) -> Array:
+        if self.call.guarded and (new.shape, new.dtype) == (old.shape, old.dtype):
+            for condition, *_ in self.tracer.checks:
+                new = hlo.select(condition, new, old)
+        return new
 
     def _describe(self, returned: Any) -> Any:
         if not isinstance(returned, torch.Tensor):
@@ -362,5 +383,6 @@ def make_plan(call: Call, platform: str | None = None) -> Plan:
         draws=builder.rng.drawn if builder.rng is not None else 0,
         writes=tuple(builder.writes),
         checks=tuple(builder.check_slots),
+        guarded=call.guarded,
         returned=builder.tree,
     )

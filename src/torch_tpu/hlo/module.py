@@ -143,6 +143,8 @@ def _copy_functions(callee: ir.Module) -> str:
             copy = function.operation.clone(place)
             copy.attributes["sym_name"] = ir.StringAttr.get(names[function.name.value])
             copy.attributes["sym_visibility"] = ir.StringAttr.get("private")
+        if "arg_attrs" in copy.attributes:
+            del copy.attributes["arg_attrs"]  # what `reuse_parameters` says of a program called by itself
             if len(names) > 1:
                 copy.walk(rename)
     return names["main"]

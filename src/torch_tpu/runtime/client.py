@@ -74,17 +74,19 @@ class Executable:
     """A compiled program. Calling it with buffers enqueues it and returns its result buffers at once.
 
     Attributes:
-        allocates: the bytes of its results and temporaries, without those of arguments that it reuses.
+        temporary_bytes: of its scratch memory.
+        allocates: the bytes of its results and scratch memory, without those of arguments that it reuses.
     """
 
-    __slots__ = ("__weakref__", "_handlers", "allocates", "enqueue", "loaded")
+    __slots__ = ("__weakref__", "_handlers", "allocates", "enqueue", "loaded", "temporary_bytes")
 
     def __init__(self, loaded: Any, handlers: list[Any], result_bytes: int) -> None:
         self.loaded = loaded
         self.enqueue = loaded.execute_sharded
         self._handlers = handlers
         statistics = loaded.get_compiled_memory_stats()
-        self.allocates: int = statistics.temp_size_in_bytes + result_bytes - statistics.alias_size_in_bytes
+        self.temporary_bytes: int = statistics.temp_size_in_bytes
+        self.allocates: int = self.temporary_bytes + result_bytes - statistics.alias_size_in_bytes
 
     def __call__(self, arguments: Sequence[Buffer]) -> list[Buffer]:
         return self.results(self.enqueue(arguments))
@@ -166,6 +168,10 @@ class Client:
             return np.asarray(_HostMemory(buffer)).view(buffer.aval.dtype)
         array: npt.NDArray[Any] = buffer._single_device_array_to_np_array_did_copy()[0]
         return array
+
+    def copy(self, buffer: Buffer) -> Buffer:
+        """Another buffer with the same contents."""
+        return compat.copy(buffer, self._devices, self._sharding)
 
     def get_bool(self, buffer: Buffer) -> bool:
         """The value of a 0-d bool buffer, after waiting for it."""

@@ -33,6 +33,12 @@ def result_handler(aval: object, sharding: object) -> Any:
     return xla.array_result_handler(aval, sharding, True, True)
 
 
+def copy(buffer: Any, devices: Any, sharding: Any) -> Any:
+    """A copy of an array on the same devices, without waiting for it."""
+    always = xla.ArrayCopySemantics.ALWAYS_COPY
+    return xla.batched_copy_array_to_devices_with_sharding([buffer], [devices], [sharding], [always])[0]
+
+
 def serialize(client: Any, loaded: Any) -> bytes:
     """A loaded executable as bytes that `client.deserialize_executable` takes, in this process or another."""
     return bytes(client.serialize_executable(loaded))

@@ -76,6 +76,11 @@ class Value:
         if array is not None:
             _counter.add(geometry.nbytes)
 
+    def give_up(self) -> None:
+        """Its buffer was donated to a program; nothing may ask for it any more."""
+        self.array = None
+        _counter.remove(self.geometry.nbytes)
+
     def __del__(self) -> None:
         if self.array is not None:
             _counter.remove(self.geometry.nbytes)
