@@ -8,11 +8,20 @@ from typing import Any
 import torch
 
 from torch_tpu import metrics
+from torch_tpu.eager import execute
 
 
 def by_operator() -> float:
     """How many graphs ran operator by operator so far."""
     return metrics.counters().get("graph_by_operator", 0)
+
+
+def plans_of(function: Callable[[], Any]) -> list[execute.Plan]:
+    """The programs of graphs that a call makes."""
+    known = set(execute._plans)
+    function()
+    new = [plan for key, plan in execute._plans.items() if key not in known]
+    return [p for p in new if isinstance(p, execute.Plan) and p.name == "graph"]
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:

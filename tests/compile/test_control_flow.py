@@ -13,7 +13,7 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.compiler import nested_compile_region
 
-from tests.compile.programs import by_operator, check_compiled, compiled
+from tests.compile.programs import by_operator, check_compiled, compiled, plans_of
 from torch_tpu import metrics
 
 X, W = torch.randn(4, 3, generator=torch.Generator().manual_seed(1)), torch.eye(3) * 0.7 + 0.1
@@ -169,19 +169,9 @@ def test_a_nested_region_becomes_one_function() -> None:
         return x
 
     check_compiled(model, X, W)
-    text = lowered_text(model, X.to("tpu"), W.to("tpu"))
+    text = str(plans_of(lambda: compiled(model)(X.to("tpu"), W.to("tpu")))[-1].module)
     assert text.count("stablehlo.tanh") == 1
     assert text.count("call @") == 6
-
-
-def lowered_text(function: Any, *args: Any) -> str:
-    """The StableHLO of the last program made for a compiled function."""
-    from torch_tpu.eager import execute
-
-    known = set(execute._plans)
-    compiled(function)(*args)
-    texts = [str(p.module) for k, p in execute._plans.items() if k not in known and getattr(p, "name", "") == "graph"]
-    return texts[-1]
 
 
 # --- random numbers ------------------------------------------------------------------------------------------------

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from tests.compile.programs import by_operator, compiled
-from torch_tpu.eager import execute
+from tests.compile.programs import by_operator, compiled, plans_of
 
 Mod = Callable[..., Tensor]
 BATCH, HEADS, WIDTH = 2, 4, 8
@@ -197,14 +196,6 @@ def test_wrong_arguments_raise_what_pytorch_raises() -> None:
 # --- memory and work -------------------------------------------------------------------------------------------------
 
 
-def plans_of(function: Callable[[], Any]) -> list[execute.Plan]:
-    """The programs of graphs that a call makes."""
-    known = set(execute._plans)
-    function()
-    new = [plan for key, plan in execute._plans.items() if key not in known]
-    return [p for p in new if isinstance(p, execute.Plan) and p.name == "graph"]
-
-
 def train(length: int, mask_mod: Mod | None) -> Callable[[], None]:
     def run() -> None:
         q, k, v = (torch.randn(1, 2, length, WIDTH, device="tpu", requires_grad=True) for _ in range(3))
@@ -221,7 +212,7 @@ def test_memory_grows_linearly_with_the_length(mask_mod: Mod | None) -> None:
     sizes = []
     for length in (1024, 2048, 4096):
         forward, backward = plans_of(train(length, mask_mod))[-2:]
-        sizes.append([p.compiled().temporary_bytes for p in (forward, backward)])
+        sizes.append([p.compiled().analysis().temporary_bytes for p in (forward, backward)])
     scores = 2 * 4096 * 4096 * 4
     for short, middle, long in zip(*sizes, strict=True):
         assert long - middle <= 2.2 * (middle - short) + 4096

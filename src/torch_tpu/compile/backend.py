@@ -12,6 +12,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from torch_tpu.compile.graph import GraphProgram
+from torch_tpu.compile.recompute import delay_recomputation
 from torch_tpu.metrics import programs
 
 MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -46,6 +47,8 @@ def compile_graph(
     def compiler(part: str) -> Callable[..., Callable[..., Any]]:
         def compile_part(lowered: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             programs.captured(f"{title}{part}", reason)
+            if part == ", backward":
+                delay_recomputation(lowered)
             return make_boxed_func(GraphProgram(lowered, f"{title}{part}", part == ", backward"))
 
         return compile_part

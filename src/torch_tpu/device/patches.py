@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torch_tpu import metrics
-from torch_tpu.device import storage, streams
+from torch_tpu.device import random, storage, streams
 from torch_tpu.device.generator import Generator
 from torch_tpu.device.post_import import after_import
 from torch_tpu.device.replacement import metaclass_of
@@ -29,6 +29,7 @@ def install() -> None:
     after_import("torch._dynamo", _skip_own_code)
     after_import("torch._inductor.compile_fx", _compile_own_graphs)
     after_import("torch.nn.attention.flex_attention", _allow_flex_attention)
+    after_import("torch._prims.rng_prims", _save_own_random_state)
 
 
 def _replace_generator() -> None:
@@ -132,3 +133,34 @@ def _allow_flex_attention(flex_attention: Any) -> None:
     code = flex_attention._validate_device.__code__
     constants = tuple(c | {"tpu"} if isinstance(c, frozenset) and "cuda" in c else c for c in code.co_consts)
     flex_attention._validate_device.__code__ = code.replace(co_consts=constants)
+
+
+def _save_own_random_state(rng_prims: Any) -> None:
+    # What draws the same random numbers again in a checkpointed region knows a fixed list of devices. Programs have
+    # lowerings for it; this is for graphs that run operator by operator.
+    def save(operator: Any, *args: Any, **kwargs: Any) -> Any:
+        return random.get_rng_state().to("tpu"), operator(*args, **kwargs)
+
+    def restore(state: torch.Tensor, operator: Any, *args: Any, **kwargs: Any) -> Any:
+        before = random.get_rng_state()
+        random.set_rng_state(state.cpu())
+        try:
+            return operator(*args, **kwargs)
+        finally:
+            random.set_rng_state(before)
+
+    _for_own_device(rng_prims, rng_prims.run_and_save_rng_state, save)
+    _for_own_device(rng_prims, rng_prims.run_with_rng_state, restore)
+
+
+def _for_own_device(rng_prims: Any, operator: Any, own: Any) -> None:
+    original = operator.py_kernels[torch._C.DispatchKey.BackendSelect]
+
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        # The state comes first, where there is one; it may be on the CPU.
+        of_operator = args[1:] if isinstance(args[0], torch.Tensor) else args
+        is_own = rng_prims.get_device(of_operator, kwargs) == "tpu"
+        return (own if is_own else original)(*args, **kwargs)
+
+    operator.py_kernels[torch._C.DispatchKey.BackendSelect] = choose
+    operator._dispatch_cache.clear()

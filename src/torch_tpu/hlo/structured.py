@@ -362,9 +362,10 @@ def _as_list(results: Array | Sequence[Array]) -> list[Array]:
     return [results] if isinstance(results, Array) else list(results)
 
 
-def optimization_barrier(x: Array) -> Array:
-    """`x`, computed once and kept in memory: nothing is fused, moved or repeated across this."""
-    return Array(stablehlo.OptimizationBarrierOp([x.value]).results[0], x.shape, x.dtype)
+def optimization_barrier(*arrays: Array) -> list[Array]:
+    """The arrays, all computed before any of them is used; nothing is fused, moved or repeated across this."""
+    operation = stablehlo.OptimizationBarrierOp([a.value for a in arrays])
+    return [Array(value, a.shape, a.dtype) for value, a in zip(operation.results, arrays, strict=True)]
 
 
 # --- Fourier, linear algebra, calls ------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ FAMILIES = (
     "segment",
     "padded",
     "control_flow",
+    "checkpoint",
     "flex_attention",
 )
 
