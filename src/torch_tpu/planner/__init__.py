@@ -84,7 +84,8 @@ def _use(target: str) -> None:
 
         if not topology_asked_for():
             raise ValueError(f"{target!r} is no TPU topology; `torch-tpu topologies` lists them")
-        mode.use_eager_mode(mode.EagerMode.DEFER_AND_FUSE)
+        if "TORCH_TPU_DEFER_AND_FUSE" not in os.environ:
+            mode.use_eager_mode(mode.EagerMode.DEFER_AND_FUSE)
     started = getattr(client(), "topology", None)
     if started != target:
         raise RuntimeError(

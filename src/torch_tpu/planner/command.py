@@ -72,7 +72,8 @@ def _in_a_process(
         command = [sys.executable, "-m", "torch_tpu.planner", "--target", target, "--json", str(result)]
         command += ["--steps", str(steps), "--tokens", str(batch[0]), "--samples", str(batch[1])]
         command += ["--save", str(save)] if save is not None else []
-        environment = {**os.environ, "TORCH_TPU_PLATFORM": target}
+        # XLA in jaxlib logs what `runtime.optimised` works round.
+        environment = {**os.environ, "TORCH_TPU_PLATFORM": target, "TF_CPP_MIN_LOG_LEVEL": "3"}
         done = subprocess.run(
             [*command, str(script), *arguments],
             env=environment,

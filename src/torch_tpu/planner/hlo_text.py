@@ -24,7 +24,7 @@ _CALLED = re.compile(
     r"(?:calls|body|to_apply|called_computations|branch_computations)=\{?(%?[\w.\-]+(?:, ?%?[\w.\-]+)*)"
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-_ENTRY_LAYOUT = re.compile(r"entry_computation_layout=\{\((.*?)\)->(.*?)\}(?:,|\n|$)")
+_ENTRY_LAYOUT = "entry_computation_layout="
 _FREE = frozenset(
     {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota", "partition-id", "replica-id"}
     | {"after-all", "copy-done", "slice-done", "async-done", "async-update"}
@@ -90,8 +90,9 @@ class Read:
 def read(text: str, machine: Machine) -> Read:
     """What the text of a module says; nothing where it is empty."""
     computations, entry = _computations(text)
-    layout = _ENTRY_LAYOUT.search(text)
-    parameters, results = (tuple(shapes(layout[1])), tuple(shapes(layout[2]))) if layout else ((), ())
+    begin = text.find(_ENTRY_LAYOUT) + len(_ENTRY_LAYOUT)
+    given, _, returned = text[begin : _closing(text, begin)].partition(")->") if computations else ("", "", "")
+    parameters, results = tuple(shapes(given)), tuple(shapes(returned))
     found = list(_costs(computations, entry, machine, 1)) if entry else []
     return Read(found, parameters, results)
 
@@ -118,9 +119,12 @@ def _instruction(name: str, text: str) -> Instruction:
 
 
 def _closing(text: str, begin: int) -> int:
+    """Where the bracket at `begin` closes."""
+    opening = text[begin]
+    closing = {"(": ")", "{": "}"}[opening]
     depth = 0
     for i in range(begin, len(text)):
-        depth += (text[i] == "(") - (text[i] == ")")
+        depth += (text[i] == opening) - (text[i] == closing)
         if not depth:
             return i
     return len(text)

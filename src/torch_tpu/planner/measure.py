@@ -121,7 +121,9 @@ def _program(program: Program, runs: int, compiled: Compiled, machine: Machine) 
         return ProgramFigures(name, runs, count, refused=answer.message)
     by_place: dict[str, float] = defaultdict(float)
     for o in read.operations:
-        by_place[split_place(o.place)[0]] += o.seconds
+        line = split_place(o.place)[0]
+        if line and not o.hidden:
+            by_place[line] += o.seconds
     moved = sum(o.bytes for o in read.operations) if read.operations else answer.bytes_accessed
     limits = {
         "compute": answer.flops / machine.flops,

@@ -1,16 +1,19 @@
 """Runs an unchanged script, or calls a function, on a topology, and finds its steps.
 
-A training step ends with a step of the first optimizer. Without an optimizer a step is the shortest sequence of
-programs that repeats at the end and leaves out none that ran in the second half; where nothing repeats, it is
-everything after the parameters were made. Programs of the last step count; those before are set-up.
+A training step ends with a step of the first optimizer. Without an optimizer a step is a call of an outermost module
+without gradients, after which recorded operators are run; else the shortest sequence of programs that repeats at the
+end and leaves out none that ran in the second half; else everything after the parameters were made. Programs of the
+last step count; those before are set-up.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import runpy
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +30,18 @@ from torch_tpu.runtime.topology import TopologyClient
 DEFAULT_STEPS = 3
 
 
+# Dynamo traces hooks of modules, and would break the graph at a function of this package.
+_HOOKS = """
+def entered(module, arguments):
+    if not is_compiling():
+        enter(module)
+
+def left(module, arguments, result):
+    if not is_compiling():
+        leave(module)
+"""
+
+
 class EnoughStepsError(BaseException):
     """Ends a script whose steps have been seen; no script catches it by accident."""
 
@@ -36,7 +51,7 @@ class Window:
     """The last step: its programs, from `begin` up to `end`.
 
     Attributes:
-        kind: "training step", "repetition" or "whole run".
+        kind: "training step", "call of <module>", "call", "repetition" or "whole run".
         steps: how many there were.
         ended: why the script did not run to its end; empty where it did.
     """
@@ -84,48 +99,107 @@ def _know_modules(record: Record, values: Sequence[Any]) -> None:
             record.optimizers.add(value)
 
 
-def _observed(run: Callable[[], Any], steps: int) -> tuple[Record, Window]:
-    record = Record()
-    ends: list[int] = []
-    clock: list[int] = []
+class _Steps:
+    """Notes where steps end, and ends the script after enough of them."""
 
-    def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        record.optimizers.add(optimizer)
-        clock[:] = clock or [id(optimizer)]
-        if id(optimizer) == clock[0]:
-            record.mark()
-            ends.append(len(record.runs))
-            if len(ends) > steps:
+    def __init__(self, record: Record, enough: int) -> None:
+        self.record = record
+        self.enough = enough
+        self.trained: list[int] = []
+        self.called: list[int] = []
+        self.callee = ""
+        self._first: int | None = None
+        self._depth = 0
+
+    def stepping(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self.record.optimizers.add(optimizer)
+        self.record.mark()
+
+    def stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._first is None:
+            self._first = id(optimizer)
+        if id(optimizer) == self._first:
+            self.record.mark()
+            self.trained.append(len(self.record.runs))
+            if len(self.trained) > self.enough:
                 raise EnoughStepsError
 
-    def stepping(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        record.optimizers.add(optimizer)
-        record.mark()
+    def enter(self, module: torch.nn.Module) -> None:
+        self._depth += 1
 
-    ended = ""
-    kept: Any = None
-    with _observing(record):
-        hooks = [register_optimizer_step_pre_hook(stepping), register_optimizer_step_post_hook(stepped)]
+    def leave(self, module: torch.nn.Module) -> None:
+        self._depth -= 1
+        if self._depth or torch.is_grad_enabled() or self.trained:
+            return
+        torch.tpu.synchronize()  # type: ignore[attr-defined]
+        self.record.mark()
+        if len(self.record.runs) > (self.called[-1] if self.called else 0):
+            self.called.append(len(self.record.runs))
+            self.callee = type(module).__name__
+            if len(self.called) > self.enough and self._repeats() and not _some_optimizer():
+                raise EnoughStepsError
+
+    def _repeats(self) -> bool:
+        before, last, now = self.called[-3:]
+        keys = [id(run.program) for run in self.record.runs[before:now]]
+        return keys[: last - before] == keys[last - before :]
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        functions: dict[str, Any] = {
+            "is_compiling": torch.compiler.is_compiling,
+            "enter": self.enter,
+            "leave": self.leave,
+        }
+        exec(compile(_HOOKS, "<hooks of a plan>", "exec"), functions)
+        hooks = [
+            register_optimizer_step_pre_hook(self.stepping),
+            register_optimizer_step_post_hook(self.stepped),
+            registration.register_module_forward_pre_hook(functions["entered"]),
+            registration.register_module_forward_hook(functions["left"], always_call=True),
+        ]
         try:
-            kept = run()
-        except EnoughStepsError:
-            ended = f"after {steps} optimizer steps"
-        except SystemExit as stop:
-            ended = f"with exit code {stop.code}" if stop.code else ""
-        except Exception as error:
-            if len(ends) < 2:
-                raise
-            ended = f"by {type(error).__name__}: {error}"
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Using `torch.compile\\(module\\)` when there are global hooks")
+                yield
         finally:
             for hook in hooks:
                 hook.remove()
+
+    def window(self, ended: str) -> Window:
+        if len(self.trained) > 1:
+            return Window(self.trained[-2], self.trained[-1], "training step", len(self.trained) - 1, ended)
+        if len(self.called) > 1:
+            return Window(self.called[-2], self.called[-1], f"call of {self.callee}", len(self.called), ended)
+        return _repetition(self.record, ended)
+
+
+def _some_optimizer() -> bool:
+    return any(issubclass(type(thing), torch.optim.Optimizer) for thing in gc.get_objects())
+
+
+def _observed(run: Callable[[], Any], enough: int) -> tuple[Record, Window]:
+    record = Record()
+    steps = _Steps(record, enough)
+    ended = ""
+    kept: Any = None
+    with _observing(record):
+        try:
+            with steps.noted():
+                kept = run()
+        except EnoughStepsError:
+            ended = f"after {enough} steps"
+        except SystemExit as stop:
+            ended = f"with exit code {stop.code}" if stop.code else ""
+        except Exception as error:
+            if len(steps.trained) < 2 and len(steps.called) < 2:
+                raise
+            ended = f"by {type(error).__name__}: {error}"
         # What is still pending gets its roles; its programs come after the last step, where there is one.
         torch.tpu.synchronize()  # type: ignore[attr-defined]
         record.mark()
     del kept
-    if len(ends) > 1:
-        return record, Window(ends[-2], ends[-1], "training step", len(ends) - 1, ended)
-    return record, _repetition(record, ended)
+    return record, steps.window(ended)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,1 @@
+"""What `torch-tpu plan` finds out."""

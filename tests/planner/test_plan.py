@@ -1,0 +1,158 @@
+"""Plans of small scripts for a TPU that is not there: what they say against figures worked out by hand."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+
+CLI = ("-c", "from torch_tpu.cli import app; app()")
+
+TRAINING = """
+import sys
+import torch
+
+batch = int(sys.argv[sys.argv.index("--batch") + 1])
+model = torch.nn.Linear(256, 100, device="tpu", dtype=torch.bfloat16)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+scaler = torch.amp.GradScaler("tpu")
+while True:
+    x = torch.randn(batch, 256).to("tpu", torch.bfloat16)
+    scaler.scale(model(x).float().square().mean()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+"""
+
+# Prints the keys of programs as a topology names them, and as a machine with the TPU would, which names no operators.
+KEYS = """
+import torch
+from torch_tpu.eager import execute
+from torch_tpu.planner.record import Record
+from torch_tpu.runtime.client import Client, client
+
+def keys():
+    execute.clear_plans()
+    client().observer = record = Record()
+    x = torch.randn(16, 16, device="tpu")
+    (x @ x + 1).sum().item()
+    return sorted(run.program.key for run in record.runs)
+
+named = keys()
+kind = type(client())
+kind.names_operators, kind._key = False, Client._key
+assert named and named == keys(), (named, keys())
+"""
+
+INFERENCE = """
+import torch
+import torch_tpu
+
+model = None
+
+def step(x):
+    global model
+    if model is None:
+        model = torch.nn.Linear(128, 128, device="tpu")
+    kept = x.to("tpu")
+    y = model(kept)
+    found = torch.nonzero(y)                     # as many rows as there are elements
+    torch.linalg.eigvals(y)                      # on the CPU: y there and the result back
+    return found.shape
+
+with torch.no_grad():
+    plan = torch_tpu.plan(step, torch.zeros(128, 128), target="v5e:1x1", steps=2)
+print(plan.to_json())
+assert torch_tpu.planner.Plan.from_json(plan.to_json()) == plan
+"""
+
+
+def run(*command, environment=None):
+    done = subprocess.run(
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **(environment or {})},
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_training_is_planned_saved_and_shown(tmp_path):
+    script = tmp_path / "training.py"
+    script.write_text(TRAINING)
+    code, out, err = run(
+        *(*CLI, "plan", str(script), "--batch", "32", "--target", "v5e:1x1"),
+        *(
+            "--json",
+            str(tmp_path / "plan.json"),
+            "--html",
+            str(tmp_path / "plan.html"),
+            "--save",
+            str(tmp_path / "saved"),
+        ),
+        environment={"TORCH_TPU_CACHE_DIR": str(tmp_path / "cache"), "COLUMNS": "200"},
+    )
+    assert code == 0, err
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    parts = plan["memory"]["parts"]
+    # The weight lies as 104 rows of 256 in bfloat16, the bias takes a tile; old and new values may lie side by side.
+    laid_out = 104 * 256 * 2 + 512
+    assert laid_out <= parts["parameters"] <= 2 * laid_out
+    assert laid_out <= parts["optimizer state"] <= 2 * laid_out
+    assert laid_out <= parts["gradients"] <= 2 * laid_out
+    assert plan["fits"]
+    assert plan["memory"]["limit"] == int(15.75 * 2**30)
+    # x @ w.T, and its gradient by w; nothing needs the gradient by x.
+    products = 2 * 2 * 32 * 256 * 100
+    assert products <= plan["flops"] < 1.5 * products
+    assert (plan["step"], plan["steps"], plan["samples"]) == ("training step", 3, 32)
+    assert plan["seconds"] > 0
+    assert any(o["line"] == f"{script}:11" and o["operator"] == "addmm" for o in plan["operations"])
+    # GradScaler reads whether a gradient was infinite, which must read as no.
+    assert [w["count"] for w in plan["waits"]] == [1]
+    assert "not measured" in out or "nothing was measured" in out
+    page = (tmp_path / "plan.html").read_text()
+    assert page.count("<svg") == 2
+    assert "http" not in page
+    saved = [p.name for p in (tmp_path / "saved").glob("*/*.executable")]
+    assert saved
+    assert all((tmp_path / "cache" / name[:2] / name).exists() for name in saved)
+
+
+def test_a_machine_with_the_tpu_looks_for_the_same_programs():
+    code, _, err = run("-c", KEYS, environment={"TORCH_TPU_PLATFORM": "v5e:1x1", "TORCH_TPU_CACHE_DIR": ""})
+    assert code == 0, err
+
+
+def test_inference_sizes_that_depend_on_data_and_the_cpu(tmp_path):
+    code, out, err = run("-c", INFERENCE, environment={"TORCH_TPU_CACHE_DIR": "", "TORCH_TPU_FALLBACK": "allow"})
+    assert code == 0, err
+    plan = json.loads(out)
+    assert (plan["step"], plan["steps"]) == ("call", 2)
+    # The product; finding what is not zero counts elements a few hundred times.
+    assert 2 * 128**3 <= plan["flops"] < 3 * 2 * 128**3
+    assert plan["memory"]["parts"]["parameters"] >= 128 * 129 * 4
+    fallbacks = [w for w in plan["waits"] if w["fallback"]]
+    assert [(w["count"], w["bytes"]) for w in fallbacks] == [(1, 128 * 128 * 4)]
+    assert any("runs on the CPU" in sentence for sentence in plan["advice"])
+
+
+def test_too_much_is_a_result_and_no_crash(tmp_path):
+    script = tmp_path / "large.py"
+    script.write_text(
+        "import torch\nx = torch.zeros(40, 2**30, dtype=torch.bfloat16, device='tpu')\nprint((x * 2).sum().item())\n"
+    )
+    code, out, err = run(*(*CLI, "plan", str(script), "--target", "v5e:1x1"), environment={"TORCH_TPU_CACHE_DIR": ""})
+    assert code == 2, err
+    assert "does not fit: needs" in out
+
+
+def test_a_plan_needs_a_target(tmp_path):
+    code, _, err = run(*CLI, "plan", __file__)
+    assert code == 2
+    assert "--target v5e:2x2" in err
