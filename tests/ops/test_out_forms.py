@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -94,3 +95,17 @@ def test_truth_over_dimensions_is_a_bool(name: str) -> None:
         function(x, (0,), out=torch.zeros(3, dtype=torch.int64, device="tpu"))
     out = torch.zeros(0, dtype=torch.bool, device="tpu")
     assert function(x, (0,), out=out).tolist() == out.tolist() == [True] * 3
+
+
+def test_one_warning_of_a_resized_out() -> None:
+    """At the user's line, as on the CPU."""
+    x = torch.ones(3, device="tpu")
+    for function, out in (
+        (lambda out: torch.add(x, x, out=out), torch.ones(2, device="tpu")),
+        (lambda out: torch.nonzero(x, out=out), torch.ones(2, 1, dtype=torch.int64, device="tpu")),
+    ):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            function(out)
+        assert [(w.filename, w.lineno) for w in caught] == [(__file__, function.__code__.co_firstlineno)]
+        assert out.shape[0] == 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -87,7 +86,10 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 
 def place(out: torch.Tensor, result: torch.Tensor) -> None:
-    """Writes `result` into `out` as PyTorch does: resized, with strides as well, if empty (with a warning if not).
+    """Writes `result` into `out` as PyTorch does: resized, with strides as well, if it has another shape.
+
+    Where `out` was not empty, the CPU has warned of it already (`raise_as_cpu`): PyTorch keeps its warnings until the
+    user's call returns, so trying a call on the CPU brings them to the user's line.
 
     Raises:
         RuntimeError: where elements of `out` share memory.
@@ -98,13 +100,6 @@ def place(out: torch.Tensor, result: torch.Tensor) -> None:
             "Please clone() the tensor before performing the operation."
         )
     if out.shape != result.shape:
-        if out.numel():
-            warnings.warn(
-                f"An output with one or more elements was resized since it had shape {list(out.shape)}, which does not "
-                f"match the required output shape {list(result.shape)}. This behavior is deprecated, and in a future "
-                "PyTorch release outputs will not be resized unless they have zero elements.",
-                stacklevel=4,
-            )
         out.resize_(result.shape)
         if is_dense(result.shape, result.stride()):
             out.as_strided_(result.shape, result.stride())
