@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tests.conformance import pool, report, results
-from tests.conformance.check import CHECKS, checked
+from tests.conformance.check import CHECKS, CHECKS_OF, checked
 from tests.conformance.database import DTYPES, KINDS, dtype_name, entries
 from tests.programs.run import MODES
 
@@ -58,7 +58,11 @@ def main(
     elif restart:
         waiting = chosen
     else:
-        waiting = [e for e in chosen if e not in known or not known[e].covers(samples, wanted_checks)]
+        waiting = [
+            e
+            for e in chosen
+            if e not in known or not known[e].covers(samples, {*wanted_checks}.intersection(CHECKS_OF[e.kind]))
+        ]
     console.print(f"{len(chosen):,} pairs, {len(waiting):,} to check")
 
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))

@@ -20,7 +20,14 @@ RUNS = {
     "optimizer": optimizers.OptimizerRun,
     "compiled": compiled.CompiledRun,
 }
-CHECKS = tuple(dict.fromkeys([*operators.CHECKS, *modules.CHECKS, *optimizers.CHECKS, *compiled.CHECKS]))
+CHECKS_OF = {
+    "operator": operators.CHECKS,
+    "higher-order": operators.CHECKS,
+    "module": modules.CHECKS,
+    "optimizer": optimizers.CHECKS,
+    "compiled": compiled.CHECKS,
+}
+CHECKS = tuple(dict.fromkeys(check for checks in CHECKS_OF.values() for check in checks))
 
 
 def run(entry: Entry, *, samples: int = 0, checks: Iterable[str] = CHECKS, mode: str = "strict") -> Outcome:

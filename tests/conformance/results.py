@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ class Result:
     def passed(self) -> bool:
         return not self.failures
 
-    def covers(self, asked: int, checks: tuple[str, ...]) -> bool:
+    def covers(self, asked: int, checks: Collection[str]) -> bool:
         """Whether a run that asks for this much need not check the entry again."""
         return (self.asked == 0 or 0 < asked <= self.asked) and set(checks) <= set(self.checks)
 
