@@ -25,7 +25,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from torch_tpu.planner import command
-from torch_tpu.runtime import disk_cache, platform
+from torch_tpu.runtime import diagnosis, disk_cache, platform
 from torch_tpu.runtime.generations import GIB
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
@@ -38,9 +38,13 @@ PROBE_TIMEOUT_SECONDS = 120
 # Run by `doctor` in a process of its own: a chip that another process holds makes libtpu wait or abort.
 PROBE = """
 import json, torch, torch_tpu
+from torch_tpu.runtime.client import client
 x = torch.arange(6, dtype=torch.float32).reshape(2, 3).to("tpu")
-y = (x @ x.T + 1).cpu()
-assert torch.equal(y, torch.tensor([[6.0, 15.0], [15.0, 51.0]])), f"wrong result: {y}"
+y = x @ x.T + 1
+torch.tpu.synchronize()
+if client().runs:
+    y = y.cpu()
+    assert torch.equal(y, torch.tensor([[6.0, 15.0], [15.0, 51.0]])), f"wrong result: {y}"
 properties = torch.tpu.get_device_properties(0)
 print(json.dumps([torch.tpu.device_count(), properties.name, properties.total_memory]))
 """
@@ -256,10 +260,27 @@ def _platform() -> list[Finding]:
     name = f"{chosen.name} ({chosen.plugin_path or 'XLA:CPU in jaxlib'})"
     advice = " ".join(str(warning.message) for warning in warned)
     findings = [chips_found, Finding("platform", f"{name}: {chosen.reason}", advice=advice)]
+    if chosen.name == "tpu":
+        findings.append(_device_files())
     if chosen.stand_in:
         runs_on = "XLA:CPU" if chosen.name == "cpu" else f"the plugin {chosen.name}"
         findings.append(Finding("stand-in", f"{runs_on} stands in for a {chosen.stand_in.name}"))
     return findings
+
+
+def _device_files() -> Finding:
+    """Whether the chips' device files are there, may be opened, and are free."""
+    files = diagnosis.device_files()
+    if not files:
+        return Finding("device files", "none: neither /dev/accel* nor /dev/vfio/*", advice=diagnosis.advice("no TPU"))
+    found = ", ".join(map(str, files))
+    if forbidden := diagnosis.forbidden(files):
+        denied = ", ".join(map(str, forbidden))
+        return Finding("device files", found, usable=False, advice=f"{denied}: {diagnosis.advice('permission denied')}")
+    if holders := diagnosis.holders(files):
+        who = ", ".join(f"{name} (process {number})" for number, name in holders.items())
+        return Finding("device files", f"{found}, open in {who}", advice=diagnosis.advice("already in use"))
+    return Finding("device files", found)
 
 
 def _device() -> Finding:
@@ -273,10 +294,14 @@ def _device() -> Finding:
             "device",
             f"no answer within {PROBE_TIMEOUT_SECONDS} s",
             usable=False,
-            advice="see whether another process holds the TPU; a TPU serves one process at a time.",
+            advice=diagnosis.advice("already in use"),
         )
     if probe.returncode != 0:
         last_words = (probe.stderr.strip() or f"exit code {probe.returncode}").splitlines()[-1]
-        return Finding("device", "does not work", usable=False, advice=last_words)
+        known = diagnosis.advice(last_words)
+        return Finding(
+            "device", "does not work", usable=False, advice=f"{last_words} → {known}" if known else last_words
+        )
     count, name, memory = json.loads(probe.stdout.splitlines()[-1])
-    return Finding("device", f"{count} × {name}, {memory / GIB:.1f} GiB; computed 2×3 @ 3×2 correctly")
+    did = "compiled 2×3 @ 3×2, ran nothing" if platform.topology_asked_for() else "computed 2×3 @ 3×2 correctly"
+    return Finding("device", f"{count} × {name}, {memory / GIB:.1f} GiB; {did}")
