@@ -225,10 +225,10 @@ FAMILIES: dict[str, Family] = {
             "vocab_size": VOCABULARY,
             "hidden_size": 32,
             "attention_hidden_size": 32,
-            "num_hidden_layers": 1,
+            "num_hidden_layers": 2,
             "use_cache": False,
         },
-        _text,
+        lambda: {"input_ids": _ids(2, 4)},  # a step of Python for each token
     ),
     # Encoders.
     "bert": Family("BertForSequenceClassification", _ENCODER, _padded_text),

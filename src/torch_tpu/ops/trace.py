@@ -251,7 +251,9 @@ class Tracer(TorchDispatchMode):
         if func.namespace == "prims" and prim is not None:
             with self:
                 return prim(*args, **kwargs)
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeExplicitAutograd"):
+        # Such a kernel of a user's operator may be anything, and wants real tensors.
+        own = func.namespace in ("aten", "prims")
+        if own and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeExplicitAutograd"):
             with self:
                 return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
         raise NoLowering(func)
