@@ -212,6 +212,12 @@ def transpose(x: Array, permutation: Sequence[int]) -> Array:
     return Array(stablehlo.transpose(x.value, list(permutation)), shape, x.dtype)
 
 
+def is_transposed(x: Array) -> bool:
+    """Whether `x` is a transpose of something, which a product would read in place."""
+    owner = x.value.owner
+    return getattr(owner, "name", "") == "stablehlo.transpose"
+
+
 def broadcast_in_dim(x: Array, shape: Sequence[int], dimensions: Sequence[int]) -> Array:
     """`x` spread to `shape`, its dimension i becoming `dimensions[i]`."""
     shape = tuple(shape)
