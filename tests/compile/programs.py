@@ -12,8 +12,9 @@ from torch_tpu.eager import execute
 
 
 def by_operator() -> float:
-    """How many graphs ran operator by operator so far."""
-    return metrics.counters().get("graph_by_operator", 0)
+    """How many graphs ran so far operator by operator, or in pieces: not as one program."""
+    counters = metrics.counters()
+    return counters.get("graph_by_operator", 0) + counters.get("graph_cut", 0)
 
 
 def plans_of(function: Callable[[], Any]) -> list[execute.Plan]:

@@ -161,6 +161,21 @@ def test_bfloat16_is_as_accurate_as_a_dense_product() -> None:
     check([t.bfloat16() for t in tensors(200)], mods=lambda: (None, causal), rtol=2e-2, atol=1e-2)
 
 
+def test_autocast_attends_in_bfloat16() -> None:
+    qkv = tensors(200)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with torch.autocast("tpu", torch.bfloat16):
+            return flex_attention(q, k, v, score_mod=relative)
+
+    leaves = [t.to("tpu").requires_grad_() for t in qkv]
+    got = compiled(attend)(*leaves)
+    got.float().sum().backward()
+    assert got.dtype is torch.bfloat16
+    assert leaves[0].grad.dtype is torch.float32
+    torch.testing.assert_close(got.detach().cpu().float(), dense(*qkv, relative)[0], rtol=2e-2, atol=2e-2)
+
+
 def test_blocks_decide_where_a_mask_says_nothing() -> None:
     """A BlockMask made of lists, with no mask_mod: rows 0 and 1 look at blocks (1) and (0, 2)."""
     blocks = BlockMask.from_kv_blocks(

@@ -12,8 +12,8 @@ from torch import nn
 
 from tests.compare import no_fallback
 from tests.compile.families import FAMILIES, build, loss_of
+from tests.compile.programs import by_operator
 from tests.models.builders import MODELS
-from torch_tpu import metrics
 
 # PyTorch's meta kernel of `_grouped_mm` knows bfloat16 alone, so Dynamo can't capture these in float32, for any device.
 NOT_CAPTURED = {"mixtral"}
@@ -35,10 +35,10 @@ def _assert_equals_cpu(
 ) -> None:
     device = copy.deepcopy(model).to("tpu")
     given = {k: v.to("tpu") if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
-    by_operator = metrics.counters().get("graph_by_operator", 0)
+    before = by_operator()
     with no_fallback():
         loss, breaks = _breaks(lambda **inputs: loss_of(device, inputs), given)
-    assert metrics.counters().get("graph_by_operator", 0) == by_operator
+    assert by_operator() == before
     if whole:
         want, allowed = loss_of(model, inputs), 0
         want.backward()

@@ -129,7 +129,8 @@ def _capturing() -> Iterator[None]:
 
 
 def _by_operator() -> float:
-    return metrics.counters().get("graph_by_operator", 0)
+    counters = metrics.counters()
+    return counters.get("graph_by_operator", 0) + counters.get("graph_cut", 0)
 
 
 def _equal(got: Any, want: Any) -> bool:

@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 
 from torch_tpu import metrics
 from torch_tpu.compile.border import Border
+from torch_tpu.compile.cut import Cut, is_worth_it
 from torch_tpu.compile.recall import Recall
 from torch_tpu.eager import execute, hooks
 from torch_tpu.eager.operator import checks_bounds
@@ -29,8 +30,8 @@ observer: Callable[[GraphProgram, Plan | execute.Unsupported], None] | None = No
 class GraphProgram:
     """What runs a graph. Sizes among its arguments are part of the program, so each combination has its own.
 
-    A graph with something that no program can express (a size that depends on data, another library's operator) runs
-    operator by operator.
+    A graph with something that no program can express (a size that depends on data, another library's operator) is cut
+    around it. What is left of that, and what the host alone can do, runs operator by operator.
 
     Args:
         title: its name in reports.
@@ -50,6 +51,10 @@ class GraphProgram:
         self._is_backward = is_backward
         self._recall: Recall | None = None
         self._has_fixed_shapes = not any(_is_dynamic(n.meta.get("val")) for n in placeholders)
+        # Where tracing failed, of each signature that no program can express.
+        self._stuck: dict[Any, Node | None] = {}
+        self._cuts: dict[Node, Cut] = {}
+        self._at: Node | None = None
         self.argument_names = [f"constant_{i + 1}" for i in range(len(self.constants))] + [n.name for n in placeholders]
 
     def __call__(self, *args: Any) -> Any:
@@ -72,7 +77,7 @@ class GraphProgram:
             if observer is not None:
                 observer(self, plan)
         if isinstance(plan, execute.Unsupported):
-            return self._by_operator(plan.reason, args)
+            return self._around(self._stuck.setdefault(key, self._at), plan.reason, args)
         if self._has_fixed_shapes and len(sig.tensors) == len(everything):
             self._recall = Recall(plan, sig, not self._is_backward)
         return self._run(plan, sig, args)
@@ -83,9 +88,25 @@ class GraphProgram:
             returned[i] = returned[i].item()
         return self.border.leave(returned, args) if self.border else returned
 
+    def _around(self, node: Node | None, reason: str, args: tuple[Any, ...]) -> Any:
+        """Runs the graph around a node that no program can express; operator by operator where that is all of it."""
+        if node is None or not is_worth_it(self.graph, node):
+            return self._by_operator(reason, args)
+        metrics.count("graph_cut")
+        programs.ran_in_pieces(self.title, reason.partition("\n")[0])
+        if node not in self._cuts:
+            self._cuts[node] = Cut(
+                self.graph,
+                node,
+                lambda piece, is_first: GraphProgram(
+                    piece, f"{self.title}, {'before' if is_first else 'after'} {node}", True
+                ),
+            )
+        return self._cuts[node](*args)
+
     def _by_operator(self, reason: str, args: tuple[Any, ...]) -> Any:
         metrics.count("graph_by_operator")
-        programs.ran_by_operator(self.title, reason)
+        programs.ran_by_operator(self.title, reason.partition("\n")[0])
         return self.graph(*args)
 
     def _call(self, sig: execute.CallSignature, args: list[Any]) -> Call:
@@ -108,7 +129,12 @@ class GraphProgram:
         taken = len(self.constants)
         tracer.constants = {id(t): given for t, given in zip(self.literals, args, strict=False)}
         interpreter = (_NamingTracer if client().names_operators else GraphTracer)(tracer, self.graph)
-        returned = list(interpreter.run(*args[taken:]))
+        self._at = None
+        try:
+            returned = list(interpreter.run(*args[taken:]))
+        except NotImplementedError:
+            self._at = interpreter.at
+            raise
         numbers = [i for i, value in enumerate(returned) if isinstance(value, Data)]
         for i in numbers:
             returned[i] = tensor(tracer, returned[i].array)

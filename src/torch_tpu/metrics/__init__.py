@@ -3,8 +3,8 @@
 Counters: `program` (a new one was traced), `compile` (XLA compiled it) or `disk_cache_hit` (it was on disk),
 `trace_seconds`, `compile_seconds`, `disk_cache_seconds` (spent loading), `compile_cache_hit` (this process had it),
 `disk_cache_read_error`, `disk_cache_write_error`, `execute`, `graph_by_operator` (a compiled graph that no program can
-express ran), `fallback::<operator>`, `sync::<what>`, `host_to_device_bytes`, `device_to_host_bytes`; in fused mode
-`fused_program` and `flush::<cause>`.
+express ran), `graph_cut` (one ran as programs around what none can express), `fallback::<operator>`, `sync::<what>`,
+`host_to_device_bytes`, `device_to_host_bytes`; in fused mode `fused_program` and `flush::<cause>`.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ def _graph(graph: programs.Graph) -> dict[str, Any]:
         "reason": graph.reason,
         "refused": graph.refused,
         "by_operator": graph.by_operator,
+        "in_pieces": graph.in_pieces,
         "programs": [_made(m) for m in graph.made],
     }
 

@@ -46,7 +46,8 @@ class Graph:
 
     Attributes:
         reason: why Dynamo captured it again, in its words; empty the first time.
-        refused: why no program can express it, where it runs operator by operator; `by_operator` is how often it did.
+        refused: why no program can express it; `by_operator` is how often it ran operator by operator, `in_pieces` how
+            often as programs around what is not possible.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Graph:
     place: Place
     refused: str = ""
     by_operator: int = 0
+    in_pieces: int = 0
     made: list[Made] = field(default_factory=list)
 
 
@@ -143,9 +145,18 @@ def captured(name: str, reason: str) -> None:
 
 def ran_by_operator(name: str, reason: str) -> None:
     """Counts a run of a graph that no program can express."""
+    _refused(name, reason).by_operator += 1
+
+
+def ran_in_pieces(name: str, reason: str) -> None:
+    """Counts a run of a graph as programs around something that none can express."""
+    _refused(name, reason).in_pieces += 1
+
+
+def _refused(name: str, reason: str) -> Graph:
     graph = graphs.setdefault(name, Graph(name, "", places.here_or_backward()))
     graph.refused = reason
-    graph.by_operator += 1
+    return graph
 
 
 def recompiles() -> list[Made]:
@@ -157,5 +168,5 @@ def reset() -> None:
     """Empties the log. What was made before stays known, so that later recompiles have a reason."""
     log.clear()
     for graph in graphs.values():
-        graph.by_operator = 0
+        graph.by_operator = graph.in_pieces = 0
         graph.made.clear()

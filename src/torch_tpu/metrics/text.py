@@ -47,7 +47,8 @@ def _graphs(graphs: Entries, most: int) -> Iterator[str]:
         if graph["reason"]:
             yield f"      captured again: {graph['reason']}"
         if graph["refused"]:
-            yield f"      ran operator by operator {graph['by_operator']:,} times: {graph['refused']}"
+            how = "in pieces" if graph["in_pieces"] else "operator by operator"
+            yield f"      ran {how} {graph['in_pieces'] or graph['by_operator']:,} times: {graph['refused']}"
         for program in _first([p for p in graph["programs"] if p["reason"]], most):
             yield f"      compiled again: {program['reason']}"
     yield from _rest(len(told), most)

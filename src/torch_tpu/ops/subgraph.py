@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator
-from torch.fx import GraphModule, Interpreter
+from torch.fx import GraphModule, Interpreter, Node
 from torch.utils._pytree import tree_leaves, tree_map
 
 from torch_tpu.hlo import array as hlo
@@ -22,11 +22,16 @@ from torch_tpu.ops.trace import Data, Tracer, Unknown
 
 
 class GraphTracer(Interpreter):
-    """Runs a graph on meta tensors; `tracer` appends each node to the program."""
+    """Runs a graph on meta tensors; `tracer` appends each node to the program. `at` is the node it is at."""
 
     def __init__(self, tracer: Tracer, graph: GraphModule) -> None:
         super().__init__(graph)
         self.tracer = tracer
+        self.at: Node | None = None
+
+    def run_node(self, n: Node) -> Any:
+        self.at = n
+        return super().run_node(n)
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         value = super().get_attr(target, args, kwargs)
