@@ -13,6 +13,10 @@ from torch_tpu.hlo.array import Array, ArrayLike
 from torch_tpu.ops.promotion import compute_dtype
 from torch_tpu.ops.registry import Spec, decompose, lower
 
+# Of so many rows a transposed matrix is written out before it multiplies another (the gradient of a weight): XLA:CPU
+# would read it down its columns. (1024, 1024) @ (1024, 256) 4.7 → 2.9 ms, (256, 1024) @ (1024, 256) 0.84 → 0.70.
+ROWS_TO_WRITE_OUT = 128
+
 PRECISION = {"highest": "HIGHEST", "high": "HIGH", "medium": "DEFAULT"}
 
 
@@ -44,14 +48,9 @@ def matrix_product(a: Array, b: Array) -> Array:
     if leading and math.prod(a.shape[:-2]) == 1:
         # XLA:CPU can't run every product of bfloat16 with a batch of one.
         return dot(a.reshape(*a.shape[-2:]), b.reshape(*b.shape[-2:]), ([1], [0])).reshape(*a.shape[:-1], b.shape[-1])
-    if not leading and a.shape[0] >= ROWS_TO_TRANSPOSE and hlo.is_transposed(a) and a.dtype is torch.float32:
+    if not leading and a.shape[0] >= ROWS_TO_WRITE_OUT and hlo.is_transposed(a) and a.dtype is torch.float32:
         a = on_cpu_in_memory(a)
     return dot(a, b, ([a.ndim - 1], [b.ndim - 2]), (leading, leading))
-
-
-# The gradient of a weight multiplies a transposed matrix, which XLA:CPU reads down its columns. Written out before, with
-# K = 1024: (1024, K) @ (K, 256) 4.7 → 2.9 ms, (2048, K) @ (K, 512) 14.2 → 11.7, (256, K) @ (K, 256) 0.84 → 0.70.
-ROWS_TO_TRANSPOSE = 128
 
 
 def on_cpu_in_memory(x: Array) -> Array:
