@@ -9,6 +9,7 @@ from unittest import mock
 
 import torch
 from torch.testing._internal import common_methods_invocations
+from torch.testing._internal.common_utils import set_rng_seed
 from torch.utils._pytree import tree_leaves
 
 from tests.compare import Mismatch, assert_same, to_device
@@ -51,6 +52,7 @@ class CompiledRun(OperatorRun):
 
     def outcome(self, checks: frozenset[str]) -> Outcome:
         result = Outcome()
+        set_rng_seed(0)
         found = list(self.info.sample_inputs("cpu", self.dtype, requires_grad=self.differentiable))
         samples = spread(found, self.most)
         for sample in samples:
@@ -66,7 +68,7 @@ class CompiledRun(OperatorRun):
         return result
 
     def _compiled(self, function: Callable[..., Any], sample: Any, result: Outcome, detach: bool = False) -> None:
-        host, device = self._copies(sample, detach)
+        host, device = self.copies(sample, detach)
         eager = to_device(device)
         seeds: list[torch.Tensor] = []
         want: list[Any] = []
@@ -97,7 +99,7 @@ class CompiledRun(OperatorRun):
     def _results(self, function: Callable[..., Any], inputs: Any, seeds: list[torch.Tensor]) -> list[Any]:
         """What the function returns, its arguments afterwards, and its gradients for seeds made at the first call."""
         with _capturing():
-            returned = self._call(function, inputs)
+            returned = self.call(function, inputs)
             roots, leaves = _differentiable(returned), [t for t in _differentiable(inputs) if t.is_leaf]
             if not seeds:
                 seeds += [torch.randn(t.shape, dtype=torch.complex64).cpu() for t in roots]
@@ -109,7 +111,7 @@ class CompiledRun(OperatorRun):
         return [returned, _tensors(inputs), found]
 
     def _cpu_fails(self, function: Callable[..., Any], sample: Any) -> bool:
-        inputs = self._copies(sample, detach=True)[0]
+        inputs = self.copies(sample, detach=True)[0]
         return raised(lambda: self._results(_compiled(function, "aot_eager"), inputs, [])) is not None
 
 

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tests.conformance import pool
 from tests.conformance.__main__ import chosen_of
-from tests.conformance.database import DTYPES, KINDS, dtype_name, entries
+from tests.conformance.database import DTYPES, dtype_name, entries
 from tests.tpu_check import compile as compiling
 from tests.tpu_check import lower, report, results
 from tests.tpu_check.compile import TARGETS
@@ -26,7 +26,7 @@ Item = TypeVar("Item")
 
 @app.command()
 def main(
-    kind: Annotated[str, typer.Option(help=f"Only these kinds, of {','.join(KINDS)}.")] = "",
+    kind: Annotated[str, typer.Option(help=f"Only these kinds, of {','.join(lower.CALLS)}.")] = "",
     ops: Annotated[str, typer.Option(help="Only what has a name that matches this regular expression.")] = "",
     dtypes: Annotated[str, typer.Option(help="Dtypes, separated by commas; empty: all.")] = DEFAULT_DTYPES,
     targets: Annotated[str, typer.Option(help="Topologies to compile for.")] = ",".join(TARGETS),
@@ -41,7 +41,7 @@ def main(
     programs = output / "programs"
     programs.mkdir(parents=True, exist_ok=True)
     wanted = [getattr(torch, name) for name in chosen_of(dtypes, [dtype_name(d) for d in DTYPES], "dtype")]
-    chosen = entries(ops, wanted, chosen_of(kind, KINDS, "kind"))
+    chosen = entries(ops, wanted, chosen_of(kind, tuple(lower.CALLS), "kind"))
 
     path = output / "results.jsonl"
     known = results.load_results(path)
