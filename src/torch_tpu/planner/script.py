@@ -75,20 +75,18 @@ def run_script(path: Path, arguments: Sequence[str], steps: int = DEFAULT_STEPS)
 
 def run_function(fn: Callable[..., Any], arguments: Sequence[Any], steps: int = DEFAULT_STEPS) -> tuple[Record, Window]:
     """Calls a function so many times; each call is a step."""
-
-    def repeat(record: Record, ends: list[int]) -> None:
-        for _ in range(steps):
-            fn(*arguments)
-            torch.tpu.synchronize()  # type: ignore[attr-defined]
-            ends.append(len(record.runs))
-
     record = Record()
-    ends: list[int] = []
+    ends: list[int] = [0]
     with _observing(record):
         _know_modules(record, [fn, getattr(fn, "__self__", None), *arguments])
-        repeat(record, ends)
+        # Its calls are the steps, whatever optimizers and modules do inside of them.
+        with _Steps(record, sys.maxsize).noted():
+            for _ in range(steps):
+                fn(*arguments)
+                torch.tpu.synchronize()  # type: ignore[attr-defined]
+                ends.append(len(record.runs))
         record.mark()
-    return record, Window(ends[-2] if steps > 1 else 0, ends[-1], "call", steps)
+    return record, Window(ends[-2], ends[-1], "call", steps)
 
 
 def _know_modules(record: Record, values: Sequence[Any]) -> None:
