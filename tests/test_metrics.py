@@ -265,3 +265,18 @@ def test_reset_forgets_counts_but_not_programs():
     assert metrics.counters() == {}
     torch.special.entr(torch.ones(4, device="tpu"))
     assert [reason for reason, _ in recompiles("special_entr")] == ["shape of self: [3] → [4]"]
+
+
+def test_the_cache_functions_of_torch_tpu():
+    x = torch.ones(5, 2, device="tpu")
+    x.sinc()
+    metrics.reset()
+    x.sinc()
+    torch.ones(5, 37, device="tpu").sinc()
+    stats = torch.tpu._get_cache_stats()
+    assert stats["requests"] == stats["hits"] + stats["misses"] == torch.tpu._get_cache_requests()
+    assert (torch.tpu._get_cache_hits() >= 1, torch.tpu._get_cache_misses()) == (True, 2)  # ones and sinc
+    torch.tpu._clear_cache()
+    metrics.reset()
+    x.sinc()
+    assert (torch.tpu._get_cache_hits(), torch.tpu._get_cache_misses()) == (0, 1)

@@ -10,7 +10,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-from torch_tpu.device import fork, memory, properties, random, streams
+from torch_tpu.device import cache, fork, memory, properties, random, streams
 from torch_tpu.device.generator import default_generator
 from torch_tpu.device.index import get_device_index
 from torch_tpu.eager import mode
@@ -85,6 +85,7 @@ def build() -> TpuModule:
     module = TpuModule("torch.tpu", "The device `tpu`.")
     module.__dict__.update(
         public,
+        **{function.__name__: function for function in cache.FUNCTIONS},
         __all__=sorted([*public, "default_generators", "eager_mode"]),
         __file__=__file__,
         __path__=[str(_PUBLIC)],
