@@ -38,9 +38,19 @@ NOT_CAPTURED: dict[str, str] = {
 }
 # The same for any device but the CPU, of whose 0-d tensors alone PyTorch knows the number while it captures.
 NOT_CAPTURED_ON_DEVICES = frozenset({"narrow"})
-# Operators whose results have sizes that depend on data: their graphs run operator by operator.
-SIZES_FROM_DATA: frozenset[str] = frozenset(
-    {"argwhere", "combinations", "masked_select", "nonzero", "unique", "unique_consecutive"}
+# Operators with results, or intermediate results of the gradient, whose sizes depend on data: their graphs run operator
+# by operator. (The gradient of index_fill by its value looks at each filled place once; that of a loop at each step.)
+SIZES_FROM_DATA = frozenset(
+    {
+        "argwhere",
+        "combinations",
+        "index_fill",
+        "masked_select",
+        "nonzero",
+        "unique",
+        "unique_consecutive",
+        "while_loop_stack_output",
+    }
 )
 
 

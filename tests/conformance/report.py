@@ -67,3 +67,7 @@ def show(console: Console, results: Sequence[Result]) -> None:
     for table in (failures(results), fallbacks(results), totals(results)):
         if table.row_count:
             console.print(table)
+    compiled = [r for r in results if r.entry.kind == "compiled" and r.samples]
+    if compiled:
+        exact = sum(not r.inexact for r in compiled)
+        console.print(f"compiled operators that equal eager in every bit: {_share(exact, len(compiled))}")
