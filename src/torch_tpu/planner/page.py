@@ -10,7 +10,7 @@ from torch_tpu.planner.figures import Plan
 from torch_tpu.planner.terminal import NOT_MEASURED, duration, size
 
 _COLORS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#9c6b4e")
-_WIDTH, _HEIGHT, _LEFT, _TOP = 860, 300, 70, 20
+_WIDTH, _HEIGHT, _LEFT, _TOP = 860, 300, 84, 20
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1b1e23; }
 table { border-collapse: collapse; margin: .5rem 0 1.5rem; } td, th { padding: .2rem .8rem .2rem 0; text-align: left; }
@@ -158,7 +158,8 @@ def _roofline(plan: Plan) -> str:
     for k in range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1):
         shapes.append(f"<text x={x(10**k):.1f} y={_TOP + _HEIGHT + 16} text-anchor=middle>{10**k:g}</text>")
     for k in range(math.ceil(math.log10(floor)), math.floor(math.log10(ceiling)) + 1):
-        shapes.append(f"<text x={_LEFT - 6} y={y(10**k) + 4:.1f} text-anchor=end>{10 ** (k - 9):g} GFLOP/s</text>")
+        rate = f"{10 ** (k - 12):g} TFLOP/s" if k >= 12 else f"{10 ** (k - 9):g} GFLOP/s"
+        shapes.append(f"<text x={_LEFT - 6} y={y(10**k) + 4:.1f} text-anchor=end>{rate}</text>")
     shapes.append(f"<text x={_WIDTH - 10} y={_TOP + _HEIGHT + 32} text-anchor=end>FLOP per byte of HBM traffic</text>")
     return _svg(shapes, [])
 
