@@ -362,10 +362,13 @@ def _as_list(results: Array | Sequence[Array]) -> list[Array]:
     return [results] if isinstance(results, Array) else list(results)
 
 
-def optimization_barrier(*arrays: Array) -> list[Array]:
-    """The arrays, all computed before any of them is used; nothing is fused, moved or repeated across this."""
-    operation = stablehlo.OptimizationBarrierOp([a.value for a in arrays])
-    return [Array(value, a.shape, a.dtype) for value, a in zip(operation.results, arrays, strict=True)]
+def optimization_barrier(x: Array, *others: Array) -> Array:
+    """`x`, computed once and kept in memory, and not used before the others are known.
+
+    Nothing is fused, moved or repeated across this.
+    """
+    operation = stablehlo.OptimizationBarrierOp([a.value for a in (x, *others)])
+    return Array(operation.results[0], x.shape, x.dtype)
 
 
 # --- Fourier, linear algebra, calls ------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ after = _After()
 def lower_after(tracer: Tracer, value: torch.Tensor, gates: Sequence[torch.Tensor]) -> torch.Tensor:
     array, *signals = (tracer.read(t) for t in (value, *gates) if t.numel())
     if module.target().platform != "cpu":
-        return tensor(tracer, structured.optimization_barrier(array, *signals)[0], value.stride())
+        return tensor(tracer, structured.optimization_barrier(array, *signals), value.stride())
     # XLA:CPU drops barriers before it orders operations, so the value must depend on the gates: it is selected unless
     # the first element of one is a NaN that no operation makes.
     for signal in signals:

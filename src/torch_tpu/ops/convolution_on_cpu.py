@@ -44,7 +44,7 @@ def padded(x: Array, edges: Edges, dilation: Ints) -> Array:
     """In memory of its own: computed again for each tap, it costs four times as much."""
     low, high = ([0, 0, *(pair[end] for pair in edges)] for end in range(2))
     spread = hlo.pad(x, 0, low, high, [0, 0, *(d - 1 for d in dilation)])
-    return x if spread is x else structured.optimization_barrier(spread)[0]
+    return x if spread is x else structured.optimization_barrier(spread)
 
 
 def windows(x: Array, kernel: Ints, size: Ints, stride: Ints, dilation: Ints) -> Iterator[Array]:

@@ -90,7 +90,7 @@ def _spaced(first: ArrayLike, last: ArrayLike, steps: int, dtype: torch.dtype) -
     if not (dtype.is_floating_point or dtype.is_complex):
         start, end = (hlo.convert(hlo.convert(number, dtype), wide) for number in (start, end))
     # XLA would multiply by the rounded inverse of a constant, and integers would miss their steps.
-    step = (end - start) / structured.optimization_barrier(hlo.constant(max(steps - 1, 1), wide))[0]
+    step = (end - start) / structured.optimization_barrier(hlo.constant(max(steps - 1, 1), wide))
     i = hlo.iota((steps,), 0, torch.int64)
     from_start = start + step * hlo.convert(i, step.dtype)
     from_end = end - step * hlo.convert(steps - 1 - i, step.dtype)

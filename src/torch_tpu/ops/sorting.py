@@ -156,7 +156,7 @@ def kthvalue(x: Array, k: int, dim: int, keepdim: bool, *, out: list[Spec]) -> l
     dim %= x.ndim
     if x.size and x.dtype in _NARROW and k <= _FEW < x.shape[dim]:
         # XLA would make a sort of a top-k of which only the last is read.
-        smallest = structured.optimization_barrier(_top_positions(x, k, dim, False))[0]
+        smallest = structured.optimization_barrier(_top_positions(x, k, dim, False))
         place = hlo.slice_in_dim(smallest, k - 1, k, dim=dim)
         return _shaped((take_along(x, place, dim), hlo.convert(place, torch.int64)), out)
     return _shaped(_element_at(x, dim, hlo.full(_reduced_shape(x, dim), k - 1, torch.int32)), out)
