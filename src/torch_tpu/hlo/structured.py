@@ -433,3 +433,28 @@ def custom_call(
         result_layouts=layouts(result_layouts),
     )
     return [Array(value, shape, dtype) for value, (shape, dtype) in zip(operation.results, results, strict=True)]
+
+
+def compiler_call(
+    target: str,
+    operands: Sequence[Array],
+    results: Sequence[tuple[Sequence[int], torch.dtype]],
+    config: str = "",
+    *,
+    api_version: int = 1,
+) -> list[Array]:
+    """A call of an algorithm that XLA's compiler puts in its place: no function of this name exists.
+
+    Args:
+        config: its options, as the algorithm wants them written.
+        api_version: of StableHLO's custom calls; 1 and 2 are the original ones.
+    """
+    operation = stablehlo.CustomCallOp(
+        [types.tensor_type(tuple(shape), dtype) for shape, dtype in results],
+        [a.value for a in operands],
+        target,
+        has_side_effect=False,
+        backend_config=ir.StringAttr.get(config),
+        api_version=ir.IntegerAttr.get(ir.IntegerType.get_signless(32), api_version),
+    )
+    return [Array(value, tuple(shape), dtype) for value, (shape, dtype) in zip(operation.results, results, strict=True)]

@@ -1,4 +1,4 @@
-"""LAPACK's factorisations of (batches of) matrices as XLA custom calls; elsewhere than on XLA:CPU there are none.
+"""LAPACK's factorisations of (batches of) matrices as XLA custom calls; on TPUs, where there is no LAPACK, others.
 
 Each function takes and returns matrices in logical order; the calls see them column-major, as LAPACK wants. `info` is
 LAPACK's: 0 for success, i > 0 where the i-th pivot failed.
@@ -13,7 +13,9 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import module, structured, types
 from torch_tpu.hlo.array import Array
-from torch_tpu.ops.registry import Check, NoLowering
+from torch_tpu.ops import factor_on_tpu
+from torch_tpu.ops.matrices import eye, eye_of
+from torch_tpu.ops.registry import Check
 
 _PREFIX = {torch.float32: "s", torch.float64: "d", torch.complex64: "c", torch.complex128: "z"}
 Result = tuple[tuple[int, ...], torch.dtype]
@@ -22,6 +24,11 @@ Result = tuple[tuple[int, ...], torch.dtype]
 def on_lapack() -> bool:
     """Whether programs run where LAPACK can be called."""
     return module.target().platform == "cpu"
+
+
+def _on_tpu(*operands: Array) -> bool:
+    """Whether the TPU compiler's own algorithms stand in for LAPACK, and there is something to compute."""
+    return module.target().platform == "tpu" and operands[0].dtype in _PREFIX and all(a.size for a in operands)
 
 
 def _layout(shape: Sequence[int], batch: int) -> tuple[int, ...]:
@@ -40,7 +47,7 @@ def _call(
     if any(a.size == 0 for a in operands):
         return [hlo.zeros(shape, dtype) for shape, dtype in results]
     if not on_lapack():
-        raise NoLowering(f"LAPACK's {name}")
+        raise NotImplementedError(f"LAPACK's {name} has no counterpart on this platform")
     if operands[0].dtype not in _PREFIX:
         raise RuntimeError(f"Low precision dtypes not supported. Got {operands[0].dtype}")
     batch = operands[0].ndim - 2
@@ -74,6 +81,8 @@ def potrf(a: Array, upper: bool) -> tuple[Array, Array]:
 
 def getrf(a: Array) -> tuple[Array, Array, Array]:
     """L and U in one matrix, row exchanges (counted from 1), and info."""
+    if _on_tpu(a):
+        return factor_on_tpu.getrf(a)
     *batch, m, n = a.shape
     lu, pivots, info = _call("getrf", [a], [_same(a), ((*batch, min(m, n)), torch.int32), _info(a)])
     return lu, pivots, info
@@ -81,6 +90,8 @@ def getrf(a: Array) -> tuple[Array, Array, Array]:
 
 def geqrf(a: Array) -> tuple[Array, Array]:
     """R above the Householder vectors of Q, and their factors tau."""
+    if _on_tpu(a):
+        return factor_on_tpu.geqrf(a)
     *batch, m, n = a.shape
     factors, tau = _call("geqrf", [a], [_same(a), ((*batch, min(m, n)), a.dtype)])
     return factors, tau
@@ -90,6 +101,8 @@ def orgqr(a: Array, tau: Array) -> Array:
     """The first columns of the product of Householder reflections."""
     if a.size == 0 or tau.size == 0:
         return hlo.broadcast_to(eye(a.shape[-2], a.shape[-1], a.dtype), a.shape)
+    if _on_tpu(a):
+        return factor_on_tpu.orgqr(a, tau)
     return _call("ungqr" if a.dtype.is_complex else "orgqr", [a, tau], [_same(a)])[0]
 
 
@@ -98,6 +111,8 @@ def ormqr(a: Array, tau: Array, c: Array, *, left: bool, transpose: bool) -> Arr
     attributes = {"left": left, "transpose": transpose}
     if tau.size == 0:
         return c
+    if _on_tpu(a, c):
+        return factor_on_tpu.ormqr(a, tau, c, left=left, transpose=transpose)
     return _call("unmqr" if a.dtype.is_complex else "ormqr", [a, tau, c], [_same(c)], attributes)[0]
 
 
@@ -108,7 +123,9 @@ def gesdd(a: Array, *, full: bool, vectors: bool) -> tuple[Array, Array, Array, 
     wide = full or not vectors
     u, vh = (*batch, m, m if wide else k), (*batch, n if wide else k, n)
     if a.size == 0:
-        return _eye_of(u, a.dtype), hlo.zeros((*batch, k), real), _eye_of(vh, a.dtype), hlo.zeros(batch, torch.int32)
+        return eye_of(u, a.dtype), hlo.zeros((*batch, k), real), eye_of(vh, a.dtype), hlo.zeros(batch, torch.int32)
+    if _on_tpu(a):
+        return factor_on_tpu.gesdd(a, full=full)
     mode = "N" if not vectors else "A" if full else "S"
     results = [_same(a), ((*batch, k), real), (u, a.dtype), (vh, a.dtype), _info(a)]
     _, s, u_array, vh_array, info = _call("gesdd", [a], results, {"mode": mode})
@@ -117,6 +134,8 @@ def gesdd(a: Array, *, full: bool, vectors: bool) -> tuple[Array, Array, Array, 
 
 def syevd(a: Array, *, upper: bool, vectors: bool) -> tuple[Array, Array, Array]:
     """Eigenvalues in ascending order, eigenvectors, info, of a Hermitian matrix given by one triangle."""
+    if _on_tpu(a):
+        return factor_on_tpu.syevd(a, upper=upper)
     real = types.REAL_PART.get(a.dtype, a.dtype)
     attributes = {"mode": "V" if vectors else "N", "uplo": "U" if upper else "L"}
     name = "heevd" if a.dtype.is_complex else "syevd"
@@ -142,31 +161,6 @@ def trsm(a: Array, b: Array, *, left: bool, upper: bool, unit: bool, transpose: 
     sides = {"side": "L" if left else "R", "uplo": "U" if upper else "L"}
     attributes = {**sides, "diag": "U" if unit else "N", "trans_x": transpose}
     return _call("trsm", [a, b], [_same(b)], attributes)[0]
-
-
-def eye(m: int, n: int, dtype: torch.dtype) -> Array:
-    return hlo.convert(hlo.iota((m, n), 0).eq(hlo.iota((m, n), 1)), dtype)
-
-
-def _eye_of(shape: Sequence[int], dtype: torch.dtype) -> Array:
-    return hlo.broadcast_to(eye(shape[-2], shape[-1], dtype), shape)
-
-
-def triangle(x: Array, *, upper: bool, diagonal: int = 0) -> Array:
-    """The entries on and above (or below) a diagonal, zeros elsewhere."""
-    rows, columns = (hlo.iota(x.shape[-2:], d) for d in range(2))
-    kept = columns - rows >= diagonal if upper else columns - rows <= diagonal
-    return hlo.select(kept, x, 0)
-
-
-def adjoint(x: Array) -> Array:
-    return hlo.conj(hlo.transpose(x, [*range(x.ndim - 2), x.ndim - 1, x.ndim - 2]))
-
-
-def broadcast_batch(*arrays: Array) -> list[Array]:
-    """The arrays with their dimensions before the last two broadcast to each other."""
-    batch = hlo.broadcast_shapes(*(a.shape[:-2] for a in arrays))
-    return [hlo.broadcast_to(a, (*batch, *a.shape[-2:])) for a in arrays]
 
 
 def require_success(info: Array, check: Check, name: str, failure: str) -> None:

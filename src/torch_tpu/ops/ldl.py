@@ -13,8 +13,9 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
-from torch_tpu.ops.lapack import SINGULAR, adjoint, broadcast_batch, require_success, triangle
+from torch_tpu.ops.lapack import SINGULAR, require_success
 from torch_tpu.ops.linalg import permute_rows
+from torch_tpu.ops.matrices import adjoint, broadcast_batch, triangle
 from torch_tpu.ops.reduction import first_extreme
 from torch_tpu.ops.registry import Check, lower
 

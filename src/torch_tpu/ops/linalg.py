@@ -8,7 +8,8 @@ from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
 from torch_tpu.ops import lapack
-from torch_tpu.ops.lapack import NOT_POSITIVE, SINGULAR, adjoint, broadcast_batch, require_success, triangle
+from torch_tpu.ops.lapack import NOT_POSITIVE, SINGULAR, require_success
+from torch_tpu.ops.matrices import adjoint, broadcast_batch, eye, triangle
 from torch_tpu.ops.registry import Check, Spec, decompose, lower
 
 Tensor = torch.Tensor
@@ -65,11 +66,11 @@ def cholesky_solve_helper(b: Array, factor: Array, upper: bool) -> Array:
 def cholesky_inverse(factor: Array, upper: bool = False, *, check: Check) -> Array:
     """(L Lᴴ)⁻¹."""
     n = factor.shape[-1]
-    diagonal = structured.reduce_sum(hlo.select(lapack.eye(n, n, torch.bool), factor, 0), [factor.ndim - 1])
+    diagonal = structured.reduce_sum(hlo.select(eye(n, n, torch.bool), factor, 0), [factor.ndim - 1])
     zero_at = hlo.select(diagonal.eq(0), hlo.iota((n,), 0) + 1, n + 1)
     first = structured.reduce_min(zero_at, [zero_at.ndim - 1])
     require_success(hlo.select(first <= n, first, 0), check, "cholesky_inverse", SINGULAR)
-    return _solve_with_cholesky(factor, hlo.broadcast_to(lapack.eye(n, n, factor.dtype), factor.shape), upper)
+    return _solve_with_cholesky(factor, hlo.broadcast_to(eye(n, n, factor.dtype), factor.shape), upper)
 
 
 # --- LU ----------------------------------------------------------------------------------------------------------
@@ -159,7 +160,7 @@ def lu_unpack(
     p = _permutation_matrix(pivots, m, lu.dtype) if unpack_pivots else hlo.zeros(out[0].shape, lu.dtype)
     if not unpack_data:
         return [p, *(hlo.zeros(spec.shape, lu.dtype) for spec in out[1:])]
-    lower_part = triangle(hlo.slice_in_dim(lu, 0, k, dim=-1), upper=False, diagonal=-1) + lapack.eye(m, k, lu.dtype)
+    lower_part = triangle(hlo.slice_in_dim(lu, 0, k, dim=-1), upper=False, diagonal=-1) + eye(m, k, lu.dtype)
     return [p, lower_part, triangle(hlo.slice_in_dim(lu, 0, k, dim=-2), upper=True)]
 
 
@@ -188,7 +189,7 @@ def linalg_inv_ex(a: Array, *, check_errors: bool, check: Check) -> list[Array]:
     lu, pivots, info = lapack.getrf(a)
     if check_errors:
         require_success(info, check, "torch.linalg.inv_ex", SINGULAR)
-    identity = hlo.broadcast_to(lapack.eye(a.shape[-1], a.shape[-1], a.dtype), a.shape)
+    identity = hlo.broadcast_to(eye(a.shape[-1], a.shape[-1], a.dtype), a.shape)
     return [linalg_lu_solve(lu, pivots, identity, left=True, adjoint=False), info]
 
 

@@ -10,8 +10,9 @@ from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
 from torch_tpu.ops import lapack
-from torch_tpu.ops.lapack import require_success, triangle
+from torch_tpu.ops.lapack import require_success
 from torch_tpu.ops.matmul import matrix_product
+from torch_tpu.ops.matrices import eye, triangle
 from torch_tpu.ops.promotion import compute_dtype
 from torch_tpu.ops.registry import Check, Spec, decompose, lower
 
@@ -163,7 +164,7 @@ def linalg_matrix_exp(a: Array) -> Array:
     squarings = hlo.select(hlo.is_finite(squarings), squarings, 0)
     scale = hlo.convert(hlo.power(hlo.full_like(norm, 2), -squarings), a.dtype)
     x = a * hlo.expand_dims(scale, -1, -2)
-    result = _taylor(x, hlo.broadcast_to(lapack.eye(n, n, a.dtype), a.shape))
+    result = _taylor(x, hlo.broadcast_to(eye(n, n, a.dtype), a.shape))
     count = structured.reduce_max(squarings, list(range(len(batch))))
 
     def square(i: Array, result: Array) -> list[Array]:
