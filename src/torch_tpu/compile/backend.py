@@ -42,11 +42,16 @@ def compile_graph(
     from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
 
+    from torch_tpu.compile import regions
+
+    outlined, region = regions.outline(graph)
     title, reason = _title(graph), _why_again()
 
     def compiler(part: str) -> Callable[..., Callable[..., Any]]:
         def compile_part(lowered: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             programs.captured(f"{title}{part}", reason)
+            if region is not None:
+                lowered = regions.expand(lowered)
             if part == ", backward":
                 delay_recomputation(lowered)
             return make_boxed_func(GraphProgram(lowered, f"{title}{part}", part == ", backward"))
@@ -59,7 +64,7 @@ def compile_graph(
         inference_compiler=compiler(""),
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
-    )(graph, examples)
+    )(outlined, examples)
 
 
 def _check_options(options: Mapping[str, Any]) -> None:

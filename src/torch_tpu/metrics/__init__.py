@@ -4,7 +4,9 @@ Counters: `program` (a new one was traced), `compile` (XLA compiled it) or `disk
 `trace_seconds`, `compile_seconds`, `disk_cache_seconds` (spent loading), `compile_cache_hit` (this process had it),
 `disk_cache_read_error`, `disk_cache_write_error`, `execute`, `graph_by_operator` (a compiled graph that no program can
 express ran), `graph_cut` (one ran as programs around what none can express), `fallback::<operator>`, `sync::<what>`,
-`host_to_device_bytes`, `device_to_host_bytes`; in fused mode `fused_program` and `flush::<cause>`.
+`host_to_device_bytes`, `device_to_host_bytes`; in fused mode `fused_program` and `flush::<cause>`. Of compiled graphs:
+`repetition_outlined` (copies of equal parts that became calls of one function), `repetition_left_alone` (graphs whose
+equal parts write to their inputs or return views of them).
 """
 
 from __future__ import annotations

@@ -206,7 +206,12 @@ def _outputs(tracer: Tracer, returned: Any) -> tuple[list[Output], list[Array]]:
 
 
 def tensor(tracer: Tracer, array: Array, strides: Sequence[int] | None = None) -> torch.Tensor:
-    """A meta tensor of these elements; contiguous unless dense strides are given."""
-    if strides is None or not strided.is_dense(array.shape, strides):
+    """A meta tensor of these elements; contiguous unless strides are given.
+
+    Of strides that are not dense the order of the dimensions is kept: a view that was possible stays so.
+    """
+    if strides is None:
         strides = strided.contiguous_strides(array.shape)
+    elif not strided.is_dense(array.shape, strides):
+        strides = torch.empty_like(torch.empty_strided(array.shape, strides, device="meta")).stride()
     return tracer.fresh(torch.empty_strided(array.shape, strides, dtype=array.dtype, device="meta"), array)
