@@ -102,7 +102,7 @@ def test_a_wrong_lowering_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -
     rule = registry.find(torch.ops.aten.sin.default)
     assert rule is not None
     right = rule.function
-    monkeypatch.setattr(execute, "_plans", {})
+    monkeypatch.setattr(execute, "_plans", execute.Recent(4096))
     object.__setattr__(rule, "function", lambda *args, **extras: right(*args, **extras) * 1.001)
     try:
         program = steps(

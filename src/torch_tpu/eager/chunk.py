@@ -37,7 +37,9 @@ from torch_tpu.runtime.cpu_options import LEAST_MEMORY, options_for
 # For each number parameter of a plan the numbers given for it; None for a plan without such parameters.
 Numbers = Sequence[Sequence[Any]] | None
 # Programs kept in memory; the least recently used are forgotten.
-MOST_PROGRAMS = 4096
+MOST_PROGRAMS = 2048
+# So many programs of one chunk that differ in what is donated.
+MOST_DONATIONS = 16
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,8 @@ class Chunk:
                 if program is None:
                     aliases = {e: self.aliases[e] for e in donated}
                     nodes = _nodes(self._code[0], plans, places)
+                    if len(self._programs) >= MOST_DONATIONS:
+                        self._programs.clear()
                     program = self._programs[donated] = _parts(nodes, self._code[1], aliases)
         return program
 

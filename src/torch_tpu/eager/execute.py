@@ -7,9 +7,10 @@ plan and its input values into a pending graph here.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from torch_tpu import metrics
 from torch_tpu.eager import chunk, described, graph, hooks, mode
 from torch_tpu.eager.graph import Pending
 from torch_tpu.eager.plan import Alias, Call, Fresh, Input, Plan, Slot, make_plan
+from torch_tpu.eager.recent import Recent
 from torch_tpu.hlo import strided, types
 from torch_tpu.metrics import programs
 from torch_tpu.ops.derived import IsData
@@ -41,7 +43,8 @@ _WIDE = frozenset({torch.float64, torch.complex128})
 _Tensor = torch.Tensor
 _LAST_INT64 = 2**63 - 1
 
-_plans: dict[tuple[Any, ...], Plan | Unsupported] = {}
+# Plan or Unsupported by signature. Forgetting a plan also frees its executable.
+_plans = Recent(16384)
 _making = threading.RLock()
 _counters = metrics.counts.counters
 
@@ -59,21 +62,21 @@ class ViewKind:
     __slots__ = ()
 
 
-_views: dict[tuple[Any, ...], tuple[ViewKind, tuple[int, ...]]] = {}
-_view_kinds: dict[tuple[Any, ...], ViewKind] = {}
+_views = Recent(16384)
+_view_kinds = Recent(16384)
 
 
 def _view(g: Geometry, t: torch.Tensor) -> tuple[ViewKind, tuple[int, ...]]:
     key = (g, t.shape, t.stride(), t.storage_offset(), t.dtype)
-    found = _views.get(key)
+    found: tuple[ViewKind, tuple[int, ...]] | None = _views.find(key)
     if found is None:
         steps, starts = strided.plan(
             tuple(g.sizes), g.strides, tuple(t.shape), t.stride(), int(t.storage_offset()), g.dtype, t.dtype
         )
-        kind = _view_kinds.setdefault((g, t.shape, t.stride(), t.dtype, steps), ViewKind())
-        if len(_views) > 65536:
-            _views.clear()
-        found = _views[key] = (kind, starts)
+        with _making:
+            of_kind = (g, t.shape, t.stride(), t.dtype, steps)
+            kind = _view_kinds.find(of_kind) or _view_kinds.keep(of_kind, ViewKind())
+        found = _views.keep(key, (kind, starts))
     return found
 
 
@@ -82,37 +85,49 @@ class CallSignature:
 
     __slots__ = ("data", "hosts", "key", "starts", "storages", "tensors", "values")
 
+    # Slice starts of the tensors that are views with such, by position.
+    starts: dict[int, tuple[int, ...]]
+
     def __init__(self, key: list[Any]) -> None:
         self.key = key
         self.tensors: list[torch.Tensor] = []
         self.values: list[Value] = []
         self.storages: list[Any] = []
-        self.starts: list[tuple[int, ...]] = []
+        self.starts = {}
         self.data: list[Any] = []
         self.hosts: list[torch.Tensor] = []
 
-    def tensor(self, t: torch.Tensor) -> None:
-        storage = t.untyped_storage()
-        value = getattr(storage, "value", None)
-        if value is None:
-            if not t.is_tpu:  # type: ignore[attr-defined]
-                self._host(t)
-                return
-            value = value_of(storage)
-        g = value.geometry
-        if t.shape == g.sizes and t.stride() == g.strides and t.dtype is g.dtype and not t.storage_offset():
-            self.key.append(g)
-            self.starts.append(())
-        else:
-            kind, starts = _view(g, t)
-            self.key.append(kind)
-            self.starts.append(starts)
-        if g.is_complex and t.is_conj():
-            # Matrix products get conjugated views as they are; for other operators PyTorch resolves the bit first.
-            self.key.append("conj")
-        self.tensors.append(t)
-        self.values.append(value)
-        self.storages.append(storage)
+    def arguments(self, given: Iterable[Any], data: Iterable[IsData]) -> None:
+        """Arguments of an operator. This runs for every call, which is why it calls so little."""
+        key, tensors, values, storages = self.key, self.tensors, self.values, self.storages
+        for t, is_data in zip(given, data):  # noqa: B905  (defaults are left out, and `strict` costs time)
+            if not isinstance(t, _Tensor):
+                if is_data is True and t.__class__ is float:
+                    key.append(float)
+                    self.data.append(t)
+                else:
+                    self.argument(t, is_data)
+                continue
+            storage = t.untyped_storage()
+            try:
+                value = storage.value  # type: ignore[attr-defined]
+            except AttributeError:
+                if not t.is_tpu:  # type: ignore[attr-defined]
+                    self._host(t)
+                    continue
+                value = value_of(storage)
+            g = value.geometry
+            if t.shape == g.sizes and t.stride() == g.strides and t.dtype is g.dtype and not t.storage_offset():
+                key.append(g)
+            else:
+                kind, self.starts[len(tensors)] = _view(g, t)
+                key.append(kind)
+            if g.is_complex and t.is_conj():
+                # Matrix products get conjugated views as they are; for other operators PyTorch resolves the bit first.
+                key.append("conj")
+            tensors.append(t)
+            values.append(value)
+            storages.append(storage)
 
     def _host(self, t: torch.Tensor) -> None:
         if t.device.type != "cpu" or t.dim():
@@ -123,7 +138,7 @@ class CallSignature:
     def argument(self, value: Any, is_data: IsData) -> None:
         """Any argument: a tensor, a number that is data, or part of the program."""
         if isinstance(value, _Tensor):
-            self.tensor(value)
+            self.arguments((value,), (False,))
         elif isinstance(value, (list, tuple)):
             self.key.append(len(value))
             for item in value:
@@ -157,7 +172,7 @@ class CallSignature:
     def inputs(self) -> list[Input]:
         ids = [id(s) for s in self.storages]
         result = []
-        for t, v, starts, s in zip(self.tensors, self.values, self.starts, self.storages, strict=True):
+        for n, (t, v, s) in enumerate(zip(self.tensors, self.values, self.storages, strict=True)):
             result.append(
                 Input(
                     v.geometry,
@@ -167,7 +182,7 @@ class CallSignature:
                     int(t.storage_offset()),
                     t.dtype,
                     ids.index(id(s)),
-                    len(starts),
+                    len(self.starts.get(n, ())),
                     t.is_conj(),
                 )
             )
@@ -176,7 +191,7 @@ class CallSignature:
 
 def known_plan(key: tuple[Any, ...]) -> Plan | Unsupported | None:
     """The plan of a signature that was met before."""
-    plan = _plans.get(key)
+    plan: Plan | Unsupported | None = _plans.get(key) or _plans.find(key)
     if plan is not None:
         _counters["compile_cache_hit"] += 1
     return plan
@@ -185,9 +200,9 @@ def known_plan(key: tuple[Any, ...]) -> Plan | Unsupported | None:
 def find_plan(key: tuple[Any, ...], make: Callable[[], Call]) -> Plan | Unsupported:
     """The plan of a signature, made at its first call."""
     with _making:
-        if key in _plans:
-            return _plans[key]
-        plan: Plan | Unsupported
+        plan: Plan | Unsupported | None = _plans.find(key)
+        if plan is not None:
+            return plan
         try:
             call = make()
             plan = make_plan(call)
@@ -201,7 +216,7 @@ def find_plan(key: tuple[Any, ...], make: Callable[[], Call]) -> Plan | Unsuppor
         else:
             owner = key[0]
             programs.made(owner.kind, owner.title, described.fields(call, owner.argument_names), plan.number)
-        _plans[key] = plan
+        _plans.keep(key, plan)
         return plan
 
 
@@ -213,30 +228,23 @@ def clear_plans() -> None:
 
 # --- arguments ---------------------------------------------------------------------------------------------------
 
-_number_buffers: dict[tuple[Any, ...], Buffer] = {}
-_start_buffers: dict[tuple[int, ...], Buffer] = {}
+_number_buffers = Recent(4096)
+_start_buffers = Recent(16384)
 
 
 def number_buffer(value: Any, dtype: torch.dtype) -> Buffer:
     """A 0-d device buffer of a number; recent ones are kept."""
     key = (dtype, value if value else str(value))  # 0.0 and -0.0 are equal but not the same
-    found = _number_buffers.get(key)
+    found = _number_buffers.find(key)
     if found is None:
-        if len(_number_buffers) > 4096:
-            _number_buffers.clear()
         with np.errstate(over="ignore"):
-            found = client().put(np.asarray(value, types.NUMPY[dtype]))
-        _number_buffers[key] = found
+            found = _number_buffers.keep(key, client().put(np.asarray(value, types.NUMPY[dtype])))
     return found
 
 
 def starts_buffer(starts: tuple[int, ...]) -> Buffer:
-    found = _start_buffers.get(starts)
-    if found is None:
-        if len(_start_buffers) > 16384:
-            _start_buffers.clear()
-        found = _start_buffers[starts] = client().put(np.asarray(starts, np.int32))
-    return found
+    found = _start_buffers.find(starts)
+    return _start_buffers.keep(starts, client().put(np.asarray(starts, np.int32))) if found is None else found
 
 
 def initialise(storage: Any) -> Value:
@@ -272,7 +280,7 @@ def _arguments(plan: Plan, sig: CallSignature, generator: Any) -> list[Buffer]:
 def submit(plan: Plan, sig: CallSignature, generator: Any = None) -> Any:
     """Runs or records a plan on a call's tensors and returns what the operator returns."""
     if mode.fused:
-        return _defer(plan, sig, generator)
+        return defer(plan, sig, generator)
     arguments = _arguments(plan, sig, generator)
     if plan.reused:
         return _submit_in_place(plan, sig, arguments)
@@ -333,23 +341,24 @@ def _submit_in_place(plan: Plan, sig: CallSignature, arguments: list[Buffer]) ->
     return returned
 
 
-def _defer(plan: Plan, sig: CallSignature, generator: Any) -> Any:
+def defer(plan: Plan, sig: CallSignature, generator: Any) -> Any:
     """Records a plan in this thread's graph."""
     pending = graph.current()
+    numbers = _numbers(plan, sig, generator) if plan.numbers else None
     values = sig.values
     for i in plan.bases:
         value = values[i]
         if type(value) is Pending:
-            if value.graph is not None and value.graph is not pending:
+            if value.graph is not pending and value.graph is not None:
                 value.graph.flush("used by another thread")
         elif value.array is None:
             values[i] = initialise(sig.storages[i])
-    numbers = _numbers(plan, sig, generator) if plan.numbers else None
     with pending.lock:
         first = pending.record(plan, values, numbers)
         returned = plan.returned
-        if type(returned) is Fresh and returned.contiguous and not plan.writes:
-            value = pending.value(first + returned.result, returned.geometry)
+        if plan.is_simple:
+            value = Pending(pending, first, returned.geometry)
+            pending.slots[first - pending.base] = ref(value)
             result = new_contiguous(returned.sizes, returned.dtype, value)
         else:
             result = _finish(plan, sig, lambda slot, g: pending.value(first + slot, g))

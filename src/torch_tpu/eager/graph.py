@@ -87,11 +87,8 @@ class Pending(Value):
 _nodes: dict[int, Place] = {}
 
 
-def _place() -> Place:
-    """Where the user's program calls the operator; for backward, where it called what this is the gradient of."""
-    found = places.here(5)
-    if not client().names_operators:
-        return found
+def _forward_place(found: Place) -> Place:
+    """Of an operator called at `found`; for backward, where the user's program called what this is the gradient of."""
     node: Any = torch._C._current_autograd_node()
     if node is not None:
         return _nodes.get(node._sequence_nr(), found)
@@ -117,14 +114,16 @@ class Unread(NamedTuple):
     place: Place
 
 
+# A plan; where each of its values comes from, entry n of `inputs` or ~n for slot n; the numbers it takes; the slot of
+# its first result; the user's code that called it.
+Recorded = tuple[Plan, list[int], chunk.Numbers, int, Place]
+
+
 class Graph:
-    """What one thread has recorded. `plans`, `wires`, `numbers`, `firsts` and `places` have one entry per operator.
+    """What one thread has recorded.
 
     Attributes:
-        wires: where each of its values comes from: entry n of `inputs`, or ~n for slot n.
-        numbers: see `chunk.Numbers`.
-        firsts: the slot of its first result.
-        places: the user's code that called it.
+        operators: in their order.
         calls: the first operator of each call. A call for lists records one operator per entry, and is never cut.
         slots: from slot `base` on, each result's Pending value for as long as somebody refers to it.
         inputs: the values they read; those to which nothing else refers are donated to the last program that does.
@@ -133,11 +132,7 @@ class Graph:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.plans: list[Plan] = []
-        self.wires: list[list[int]] = []
-        self.numbers: list[chunk.Numbers] = []
-        self.firsts: list[int] = []
-        self.places: list[Place] = []
+        self.operators: list[Recorded] = []
         self.calls: list[int] = []
         self.same_call = False
         self.slots: list[weakref.ref[Pending] | None] = []
@@ -145,6 +140,7 @@ class Graph:
         self.inputs: list[Value] = []
         self.nbytes = 0
         self._index: dict[int, int] = {}
+        self._follows_backward = client().names_operators
         _graphs.add(self)
 
     def record(self, plan: Plan, values: Sequence[Value], numbers: chunk.Numbers) -> int:
@@ -154,26 +150,27 @@ class Graph:
             values: of the call's inputs, each a buffer or pending here.
         """
         wires = []
+        index = self._index
         for i in plan.bases:
             value = values[i]
             if type(value) is Pending and value.graph is self:
                 wires.append(~value.slot)
-                continue
-            wires.append(self._input(value))
+            else:
+                known = index.get(id(value))
+                wires.append(self._input(value) if known is None else known)
         first = self.base + len(self.slots)
         if not self.same_call:
-            self.calls.append(len(self.plans))
-        self.plans.append(plan)
-        self.wires.append(wires)
-        self.numbers.append(numbers)
-        self.firsts.append(first)
-        self.places.append(_place())
+            self.calls.append(len(self.operators))
+        place = places.here(3)
+        if self._follows_backward:
+            place = _forward_place(place)
+        self.operators.append((plan, wires, numbers, first, place))
         self.slots.extend(plan.no_slots)
         self.nbytes += plan.nbytes
         for slot, message, kind, shown in plan.checks:
             condition = self.value(first + slot, _SCALAR_BOOL)
             number = None if shown is None else self.value(first + shown, geometry((), (), plan.results[shown][1]))
-            _unread.append(Unread(condition, message, kind, number, plan.name, self.places[-1]))
+            _unread.append(Unread(condition, message, kind, number, plan.name, place))
         return first
 
     def _input(self, value: Value) -> int:
@@ -187,7 +184,7 @@ class Graph:
     @contextlib.contextmanager
     def one_call(self) -> Iterator[None]:
         """What is recorded inside belongs to one call."""
-        self.calls.append(len(self.plans))
+        self.calls.append(len(self.operators))
         self.same_call = True
         try:
             yield
@@ -211,26 +208,27 @@ class Graph:
     def flush(self, cause: str) -> None:
         """Runs everything recorded."""
         with self.lock:
-            if self.plans:
+            if self.operators:
                 metrics.note("flush", metrics.waited_for() or cause)
-                self._run(len(self.plans))
+                self._run(len(self.operators))
         settle(MOST_UNREAD)
 
     def _cut(self, shortest: int) -> int:
         """The place between two operators, not before so many calls, whose surroundings have the smallest digest."""
-        plans = self.plans
+        digests = [plan.digest for plan, *_ in self.operators]
 
         def digest(n: int) -> int:
-            return ((plans[n - 2].digest * 3 + plans[n - 1].digest) * 5 + plans[n].digest) * 0x9E3779B1 & 0xFFFFFFFF
+            return ((digests[n - 2] * 3 + digests[n - 1]) * 5 + digests[n]) * 0x9E3779B1 & 0xFFFFFFFF
 
         return min(self.calls[shortest:], key=digest)
 
     def _run(self, count: int) -> None:
         """Runs the first `count` operators. An interruption leaves the graph as it was, or comes when they have run."""
-        plans, wires, later = self.plans[:count], self.wires[:count], self.wires[count:]
+        plans, wires, numbers, _, user_places = zip(*self.operators[:count], strict=True)
+        later = self.operators[count:]
         base = self.base
-        end = self.firsts[count] if later else base + len(self.slots)
-        used_later = {w for operands in later for w in operands}
+        end = later[0][3] if later else base + len(self.slots)
+        used_later = {w for _, operands, *_ in later for w in operands}
         alive = self._alive(end - base)
         outputs = tuple(sorted(alive.keys() | {~w - base for w in used_later if w < 0 and ~w < end}))
         code: list[int] = []
@@ -243,14 +241,14 @@ class Graph:
         made: dict[int, Value] = {}
         enqueued: list[Any] = []
         try:
-            found = chunk.find(tuple(code), outputs, plans, self.places)
+            found = chunk.find(tuple(code), outputs, plans, user_places)
             donated = tuple(
                 e
                 for e in found.aliases
                 if indices[e] not in used_later and references(self.inputs, indices[e]) == UNSHARED
             )
-            program = found.program(donated, plans, self.places)
-            arguments = chunk.arguments(program, [self.inputs[w].array for w in indices], self.numbers[:count])
+            program = found.program(donated, plans, user_places)
+            arguments = chunk.arguments(program, [self.inputs[w].array for w in indices], numbers)
             try:
                 launch([part.compiled.executable for part in program], arguments, enqueued)
             finally:
@@ -286,9 +284,7 @@ class Graph:
         results: dict[int, Buffer] = {self.base + n: value.array for n, value in made.items()}
         inputs = [value.array for value in self.inputs]
         failure = None
-        for plan, wires, numbers, slot, place in zip(
-            self.plans, self.wires, self.numbers, self.firsts, self.places, strict=True
-        ):
+        for plan, wires, numbers, slot, place in self.operators:
             operands = [inputs[w] if w >= 0 else results.get(~w) for w in wires]
             if any(operand is None or operand.is_deleted() for operand in operands):
                 continue
@@ -304,7 +300,7 @@ class Graph:
         for n, value in self._alive(len(self.slots)).items():
             if self.base + n in results and n not in made:
                 value.fill(results[self.base + n])
-        self._forget(len(self.plans), self.base + len(self.slots), {})
+        self._forget(len(self.operators), self.base + len(self.slots), {})
         for check in list(_unread):
             if check.condition.graph is self:
                 _take(check)  # of an operator that was never computed
@@ -314,13 +310,12 @@ class Graph:
     def _forget(self, count: int, end: int, made: Mapping[int, Value]) -> None:
         """Drops the first `count` operators; what later ones need of their results are inputs now."""
         base, inputs = self.base, self.inputs
-        self.plans, self.wires, self.numbers = self.plans[count:], self.wires[count:], self.numbers[count:]
-        self.firsts, self.places = self.firsts[count:], self.places[count:]
+        self.operators = self.operators[count:]
         self.calls = [n - count for n in self.calls if n >= count]
-        self.nbytes = sum(plan.nbytes for plan in self.plans)
+        self.nbytes = sum(plan.nbytes for plan, *_ in self.operators)
         self.slots, self.base = self.slots[end - base :], end
         self.inputs, self._index = [], {}
-        for operands in self.wires:
+        for _, operands, *_ in self.operators:
             for k, w in enumerate(operands):
                 if w >= 0 or ~w < end:
                     operands[k] = self._input(inputs[w] if w >= 0 else made[~w - base])

@@ -18,7 +18,7 @@ from torch_tpu.ops.schema import signature
 from torch_tpu.ops.trace import Tracer
 from torch_tpu.runtime.client import client
 
-_Tensor = torch.Tensor
+CallSignature = execute.CallSignature
 
 
 class Operator:
@@ -42,23 +42,17 @@ class Operator:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if hooks.forked is not None:
             hooks.forked()
-        sig = execute.CallSignature([self])
-        for value, is_data in zip(args, self.data):  # noqa: B905  (defaults are left out, and `strict` costs time)
-            if isinstance(value, _Tensor):
-                sig.tensor(value)
-            elif is_data is True and value.__class__ is float:
-                sig.key.append(float)
-                sig.data.append(value)
-            else:
-                sig.argument(value, is_data)
+        sig = CallSignature([self])
+        sig.arguments(args, self.data)
         generator = args[self.generator] if len(args) > self.generator else None
-        for name, value in kwargs.items():
-            sig.key.append(name)
-            sig.argument(value, self.keyword_data[name])
-            if name == "generator":
-                generator = value
-            elif name == "device":
-                check_device(value)
+        if kwargs:
+            for name, value in kwargs.items():
+                sig.key.append(name)
+                sig.argument(value, self.keyword_data[name])
+                if name == "generator":
+                    generator = value
+                elif name == "device":
+                    check_device(value)
         if self.in_place and len({id(s) for s in sig.storages}) < len(sig.storages):
             check_overlap(self.func, args, kwargs)
         key = sig.finish()
@@ -70,7 +64,7 @@ class Operator:
                 raise as_cpu_raises(self.func, args, kwargs, error) from None
         if isinstance(plan, execute.Unsupported):
             return run_on_cpu(self.func, args, kwargs, plan.reason)
-        return execute.submit(plan, sig, generator)
+        return execute.defer(plan, sig, generator) if mode.fused else execute.submit(plan, sig, generator)
 
     def _call(self, sig: execute.CallSignature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         taken: dict[str, int] = {}

@@ -122,6 +122,7 @@ class Plan:
         reused: (argument, input, result): arguments whose memory the program gives to the value written to the input.
             Called by itself it takes their buffers, which nobody else may hold.
         returned: what the call returns, with Fresh and Alias in place of tensors.
+        is_simple: that is result 0 as a contiguous tensor, and nothing is written.
     """
 
     __slots__ = (
@@ -134,6 +135,7 @@ class Plan:
         "executable",
         "guarded",
         "hosts",
+        "is_simple",
         "module",
         "name",
         "nbytes",
@@ -199,6 +201,7 @@ class Plan:
         )
         module.reuse_parameters(built, [(argument, result) for argument, _, result in self.reused])
         self.returned = returned
+        self.is_simple = not writes and isinstance(returned, Fresh) and returned.contiguous and returned.result == 0
         self.executable: Executable | None = None
 
     def compiled(self) -> Executable:

@@ -206,7 +206,7 @@ def _rehearsal() -> Iterator[None]:
     with (
         mock.patch.object(plan, "client", return_value=uncompiled),
         mock.patch.object(execute, "make_plan", make_plan),
-        mock.patch.object(execute, "_plans", {}),
+        mock.patch.object(execute, "_plans", execute.Recent(4096)),
         mock.patch.dict(os.environ, {"TORCH_TPU_FALLBACK": "error"}),
         torch.random.fork_rng(devices=[]),
         torch.no_grad(),

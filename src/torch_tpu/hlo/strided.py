@@ -322,7 +322,7 @@ def _take_level(plan: _Plan, done: int, size: int, stride: int, offset: int, inn
     return rest
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=4096)
 def plan(
     base_sizes: tuple[int, ...],
     base_strides: tuple[int, ...],

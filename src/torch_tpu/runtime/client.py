@@ -6,6 +6,7 @@ One client, made when first needed. A buffer is jaxlib's array object; nothing o
 from __future__ import annotations
 
 import ctypes
+import gc
 import math
 import operator
 import os
@@ -270,6 +271,7 @@ class Client:
 
     def synchronize(self) -> None:
         """Waits until everything enqueued has run: programs may finish out of order, so for every live result."""
+        compat.free_garbage()  # for those who run without Python's garbage collector
         for buffer in self._client.live_arrays():
             try:
                 if not buffer.is_ready():
@@ -306,7 +308,9 @@ def _start(chosen: platform.Platform) -> Client:
             from torch_tpu.runtime.topology import TopologyClient
 
             return TopologyClient(chosen)
-        return Client(chosen)
+        started = Client(chosen)
+        gc.callbacks.append(compat.free_garbage)
+        return started
     except client_errors() as error:
         said = str(error).splitlines()[0].rstrip(".")
         raise RuntimeError(

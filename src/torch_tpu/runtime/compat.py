@@ -33,6 +33,11 @@ def result_handler(aval: object, sharding: object) -> Any:
     return xla.array_result_handler(aval, sharding, True, True)
 
 
+def free_garbage(*_: object) -> None:
+    """Frees the tracebacks that jaxlib took with each program it ran, which it keeps until somebody asks."""
+    xla.collect_garbage()
+
+
 def copy(buffer: Any, devices: Any, sharding: Any) -> Any:
     """A copy of an array on the same devices, without waiting for it."""
     always = xla.ArrayCopySemantics.ALWAYS_COPY

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from sys import getrefcount
 from typing import Any
@@ -33,10 +35,20 @@ def device() -> torch.device:
     return torch.device("tpu", 0)
 
 
+# Storages of up to 2**k bytes have addresses that are multiples of that, in a range of their own: no lock is needed.
+_SMALLEST, _LARGEST = 9, 47
+_pointers = [itertools.count((k << 57) + (1 << k), 1 << k) for k in range(_LARGEST + 1)]
+
+
+def _addresses(nbytes: int) -> Iterator[int]:
+    """Addresses for storages of this size that no other storage ever had; nothing is ever read from them."""
+    return _pointers[max((nbytes - 1).bit_length(), _SMALLEST)] if nbytes else itertools.repeat(0)
+
+
 class Geometry:
     """How the dimensions of a value lie in its storage; interned, so that equal ones are the same object."""
 
-    __slots__ = ("dtype", "is_complex", "nbytes", "sizes", "strides")
+    __slots__ = ("__weakref__", "addresses", "dtype", "is_complex", "nbytes", "sizes", "strides")
 
     def __init__(self, sizes: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> None:
         self.sizes = sizes
@@ -44,12 +56,16 @@ class Geometry:
         self.dtype = dtype
         self.is_complex = dtype.is_complex
         self.nbytes = math.prod(sizes) * dtype.itemsize
+        self.addresses = _addresses(self.nbytes)
 
     def __repr__(self) -> str:
         return f"Geometry({list(self.sizes)}, {list(self.strides)}, {self.dtype})"
 
 
-_geometries: dict[tuple[torch.Size, tuple[int, ...], torch.dtype], Geometry] = {}
+# Those that a value, a plan or a signature refers to.
+_geometries: weakref.WeakValueDictionary[tuple[torch.Size, tuple[int, ...], torch.dtype], Geometry]
+_geometries = weakref.WeakValueDictionary()
+_making = threading.Lock()
 
 
 def geometry(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Geometry:
@@ -57,7 +73,10 @@ def geometry(sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -
     key = (torch.Size(sizes), tuple(strides), dtype)
     found = _geometries.get(key)
     if found is None:
-        found = _geometries.setdefault(key, Geometry(*key))
+        with _making:
+            found = _geometries.get(key)
+            if found is None:
+                found = _geometries[key] = Geometry(*key)
     return found
 
 
@@ -128,21 +147,9 @@ def uninitialised(nbytes: int, dtype: torch.dtype = torch.uint8) -> Value:
     return Value(None, flat_geometry(nbytes, dtype))
 
 
-# Storages of up to 2**k bytes have addresses that are multiples of that, in a range of their own: no lock is needed.
-_SMALLEST, _LARGEST = 9, 47
-_pointers = [itertools.count((k << 57) + (1 << k), 1 << k) for k in range(_LARGEST + 1)]
-
-
-def _new_pointer(nbytes: int) -> int:
-    """An address range no other storage of this process ever had; nothing is ever read from it."""
-    if nbytes == 0:
-        return 0
-    return next(_pointers[max((nbytes - 1).bit_length(), _SMALLEST)])
-
-
 def new_storage(nbytes: int, value: Value) -> torch.UntypedStorage:
     """A storage of `nbytes` that holds `value`."""
-    storage: torch.UntypedStorage = _construct(_new_pointer(nbytes), device(), nbytes)
+    storage: torch.UntypedStorage = _construct(next(_addresses(nbytes)), device(), nbytes)
     storage.value = value  # type: ignore[attr-defined]
     return storage
 
@@ -155,8 +162,8 @@ def new_contiguous(sizes: Sequence[int], dtype: torch.dtype, value: Value) -> to
     """
     tensor: torch.Tensor = _make_empty(sizes, dtype)
     storage = tensor.untyped_storage()
-    nbytes = value.geometry.nbytes
-    storage._swap_data_ptr_(_construct(_new_pointer(nbytes), device(), nbytes))  # type: ignore[attr-defined]
+    g = value.geometry
+    storage._swap_data_ptr_(_construct(next(g.addresses), device(), g.nbytes))  # type: ignore[attr-defined]
     storage.value = value  # type: ignore[attr-defined]
     return tensor
 
