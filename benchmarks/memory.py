@@ -8,6 +8,8 @@ needs more than 1.1 times the CPU's.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from rich.console import Console
@@ -17,12 +19,14 @@ from training_models import step_of
 
 LIMIT = 1.1
 MEASURED = "measured step"
+# Does one training step; made for a device.
+Step = Callable[[], object]
 
 
-def peak_on_cpu(name: str) -> int:
+def peak_on_cpu(make: Callable[[str], Step]) -> int:
     """Bytes that PyTorch holds at most during the third step of a loop, weights and optimizer states included."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        step = step_of(name, "cpu")
+        step = make("cpu")
         step()
         step()
         with record_function(MEASURED):
@@ -37,10 +41,10 @@ def peak_on_cpu(name: str) -> int:
     return most
 
 
-def peak_on_device(name: str) -> int:
+def peak_on_device(make: Callable[[str], Step]) -> int:
     """The same on the device, in fused mode; of the fourth step, since the third may still compile something."""
     with torch.tpu.set_eager_mode(torch.tpu.EagerMode.DEFER_AND_FUSE):
-        step = step_of(name, "tpu")
+        step = make("tpu")
         for _ in range(3):
             step()
         torch.tpu.reset_peak_memory_stats()
@@ -53,7 +57,8 @@ def main() -> int:
     table = Table("training step", "tpu MB", "cpu MB", "ratio")
     ratios = {}
     for name in ("gpt", "cnn", "lstm"):
-        on_device, on_cpu = peak_on_device(name), peak_on_cpu(name)
+        make = partial(step_of, name)
+        on_device, on_cpu = peak_on_device(make), peak_on_cpu(make)
         ratios[name] = on_device / on_cpu
         table.add_row(name, f"{on_device / 1e6:.1f}", f"{on_cpu / 1e6:.1f}", f"{ratios[name]:.2f}×")
     Console().print(table)

@@ -362,7 +362,7 @@ def defer(plan: Plan, sig: CallSignature, generator: Any) -> Any:
             result = new_contiguous(returned.sizes, returned.dtype, value)
         else:
             result = _finish(plan, sig, lambda slot, g: pending.value(first + slot, g))
-    if len(pending.calls) >= 2 * graph.SHORTEST_LARGE_CHUNK:
+    if pending.nbytes >= graph.LARGE or len(pending.calls) >= 2 * graph.SHORTEST_CHUNK:
         pending.grown()
     return result
 

@@ -161,7 +161,7 @@ class Graph:
         first = self.base + len(self.slots)
         if not self.same_call:
             self.calls.append(len(self.operators))
-        place = places.here(3)
+        place = places.here(4)
         if self._follows_backward:
             place = _forward_place(place)
         self.operators.append((plan, wires, numbers, first, place))

@@ -37,10 +37,15 @@ def is_user_code(code: CodeType) -> bool:
 
 def here(depth: int = 1) -> Place:
     """The innermost place of the user's program in this thread, looked for from `depth` frames above the caller on."""
-    frame: FrameType | None = sys._getframe(depth)
+    try:
+        frame: FrameType | None = sys._getframe(depth)
+    except ValueError:  # called from C++, with fewer frames above
+        return None
     while frame is not None:
-        if is_user_code(frame.f_code):
-            return frame.f_code, frame.f_lasti
+        code = frame.f_code
+        found = _user_files.get(code.co_filename)
+        if found or (found is None and is_user_code(code)):
+            return code, frame.f_lasti
         frame = frame.f_back
     return None
 
