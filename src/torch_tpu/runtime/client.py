@@ -25,7 +25,8 @@ from torch_tpu.runtime import analysis, compat, disk_cache, fingerprint, heap, m
 Buffer = Any
 Options = Mapping[str, str | bool | int | float]
 
-# Values that differ from XLA's defaults on every platform: a bf16 chain rounds after each op as PyTorch does.
+# Values that differ from XLA's defaults on every platform: a bf16 chain rounds after each op as PyTorch does. On a TPU
+# that costs nothing: a Llama block's step compiled for v5e has the same time and memory either way (libtpu 0.0.52).
 DEBUG_OPTIONS: dict[str, str | bool | int | float] = {"xla_allow_excess_precision": False}
 CPU_OPTIONS: dict[str, str | bool | int | float] = {"xla_cpu_enable_fast_math": False}
 
