@@ -24,7 +24,7 @@ from torch_tpu.tensor.storage import Value
 
 PARAMETER, GRADIENT, STATE, INPUT, OTHER = "parameters", "gradients", "optimizer state", "inputs", "activations"
 ROLES = (PARAMETER, GRADIENT, STATE, INPUT, OTHER)
-# Below this many bytes a written value is a number or a seed, and no input.
+# A written scalar or vector of fewer bytes is a number, a seed or where slices start, and no input.
 SMALLEST_INPUT = 64
 
 
@@ -91,7 +91,7 @@ class Record:
 
     def put(self, buffer: Placeholder) -> None:
         thing = self._born(buffer)
-        if thing.nbytes >= SMALLEST_INPUT:
+        if len(thing.shape) > 1 or thing.nbytes >= SMALLEST_INPUT:
             thing.place = places.where(places.here_or_backward())
             thing.role = INPUT
 
