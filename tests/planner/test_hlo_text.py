@@ -91,6 +91,20 @@ def test_dtypes_have_names_in_hlo(name):
     assert measure.hlo_dtype(numpy) == hlo
 
 
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("/a/b.py:3/mm", ("/a/b.py:3", "mm")),
+        ("/a/b.py:6/an unknown place/aten.mm.default", ("/a/b.py:6", "aten.mm.default")),
+        ("/a/b.py:6//c/d.py:20/aten.mm.default", ("/c/d.py:20", "aten.mm.default")),
+        ("an unknown place/mm", ("", "mm")),
+        ("sum", ("", "sum")),
+    ],
+)
+def test_names_of_operations_tell_line_and_operator(name, place):
+    assert measure.split_place(name) == place
+
+
 @pytest.mark.parametrize(("needs", "most", "found"), [(100, 512, 89), (5000, 512, None), (1, 16, 16), (1000, 512, 1)])
 def test_the_largest_batch_is_found_with_few_plans(needs, most, found):
     tried = []

@@ -21,7 +21,7 @@ TEMPORARIES, CODE = "temporaries", "code"
 PARTS = (*ROLES, TEMPORARIES, CODE)
 COSTLIEST = 10
 MOST_HELD = 24
-_PLACE = re.compile(r"^(.+?:\d+)/(.+)$")
+_LINES = re.compile(r"(?:an unknown place/?)|(.+?:\d+)(?:/|$)")
 _NUMPY = re.compile(r"([a-z]+)(\d.*)?$")
 _LETTER = {"float": "f", "bfloat": "bf", "int": "s", "uint": "u", "complex": "c", "bool": "pred"}
 
@@ -155,9 +155,10 @@ def _program(program: Program, runs: int, compiled: Compiled, machine: Machine) 
 
 
 def split_place(name: str) -> tuple[str, str]:
-    """ "file:line" and operator of an operation's name."""
-    found = _PLACE.match(name)
-    return (found[1], found[2]) if found else ("", name.rpartition("/")[2])
+    """The innermost "file:line" and the operator of an operation's name; graphs name the call and its operators."""
+    rest, _, operator = name.rpartition("/")
+    lines = [line for line in _LINES.findall(rest) if line]
+    return (lines[-1] if lines else ""), operator
 
 
 def _operations(times: Mapping[Program, int], compiled: Mapping[Program, Compiled], total: float) -> list[Operation]:
