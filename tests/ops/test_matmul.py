@@ -217,3 +217,10 @@ def test_distances_of_no_batch() -> None:
             torch.randn(0, 4, 5, requires_grad=True),
             torch.randn(3, 5, requires_grad=True),
         )
+
+
+def test_the_gradient_of_a_weight_of_many_rows():
+    """A transposed left operand of 128 rows or more, which XLA:CPU gets in memory of its own."""
+    grad, x = torch.randn(3, 4, 150), torch.randn(3, 4, 20)
+    check(lambda grad, x: grad.flatten(0, 1).T @ x.flatten(0, 1), grad, x)
+    check(torch.nn.functional.linear, x, torch.randn(150, 20), torch.randn(150))
