@@ -303,3 +303,13 @@ def test_pending_graphs_leave_nothing_to_the_garbage_collector():
         assert gc.collect() == 0
     finally:
         gc.enable()
+
+
+def test_a_refused_out_is_the_only_error() -> None:
+    """The operator was recorded before `out` was found not to fit; its own condition is not looked at any more."""
+    weights = torch.zeros(1, 2, device="tpu")
+    with pytest.raises(RuntimeError, match="expects Long tensor out"):
+        torch.multinomial(weights, 2, out=torch.zeros(1, 2, device="tpu"))
+    torch.accelerator.synchronize()
+    with pytest.raises(RuntimeError, match="sum of probabilities"):
+        torch.multinomial(weights, 2).tolist()

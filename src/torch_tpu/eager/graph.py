@@ -181,6 +181,15 @@ class Graph:
             self.inputs.append(value)
         return index
 
+    def next_slot(self) -> int:
+        return self.base + len(self.slots)
+
+    def forget_conditions(self, slot: int) -> None:
+        """Drops the conditions of what was recorded from a slot on: of a call that fails for another reason."""
+        for check in list(_unread):
+            if check.condition.graph is self and check.condition.slot >= slot:
+                _take(check)
+
     @contextlib.contextmanager
     def one_call(self) -> Iterator[None]:
         """What is recorded inside belongs to one call."""

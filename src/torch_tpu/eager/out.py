@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from torch_tpu.eager import copy
+from torch_tpu.eager import copy, graph
 from torch_tpu.eager.fallback import cpu_error
 from torch_tpu.eager.overlap import check_overlap
 from torch_tpu.hlo.strided import is_dense
@@ -55,6 +55,8 @@ class OutKernel:
                 raise_as_cpu(self.func, args, kwargs)
         bound = [given.get(a.name, a.default) for a in signature(self.functional).arguments]
         positional, keyword = unbind(self.functional, bound)
+        recording = graph.current()
+        first = recording.next_slot()
         results = call(self.functional, positional, keyword)
         flat = _tensors(results if isinstance(results, (list, tuple)) else [results])
         pairs = list(zip(_tensors(outs), flat, strict=True))
@@ -65,8 +67,9 @@ class OutKernel:
             and (out.shape == r.shape or not (out.numel() or any(out is operand for operand in operands)))
             for out, r in pairs
         )
-        if not fits:
-            raise_as_cpu(self.func, args, kwargs)
+        if not fits and (error := cpu_error(self.func, args, kwargs)):
+            recording.forget_conditions(first)
+            raise error
         for out, result in pairs:
             place(out, result)
         return outs[0] if len(outs) == 1 and not self.sig.returns_list else tuple(outs)
@@ -88,7 +91,7 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 def place(out: torch.Tensor, result: torch.Tensor) -> None:
     """Writes `result` into `out` as PyTorch does: resized, with strides as well, if it has another shape.
 
-    Where `out` was not empty, the CPU has warned of it already (`raise_as_cpu`): PyTorch keeps its warnings until the
+    Where `out` was not empty, the CPU has warned of it already (`cpu_error`): PyTorch keeps its warnings until the
     user's call returns, so trying a call on the CPU brings them to the user's line.
 
     Raises:
