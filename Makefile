@@ -32,7 +32,6 @@ conformance: $(READY)
 # Compiles the programs of PyTorch's test database for TPUs that are not there; continues where it stopped.
 # make tpu-check OPTIONS=--table=docs/tpu-operators.md also writes the page.
 tpu-check: $(READY)
-	$(INSTALL) -e '.[tpu]'
 	$(BIN)/python -m tests.tpu_check $(OPTIONS)
 
 # Which operators the device answers, and how: docs/operators.md
