@@ -131,6 +131,13 @@ def test_results_that_are_views_of_inputs_stay_views() -> None:
     assert x.tolist() == [0.0, 1.0, 2.0, 13.0, 14.0, 15.0]
 
 
+def test_conjugated_results() -> None:
+    z = torch.tensor([1 + 2j, 3 - 1j], device="tpu")
+    function = compiled(lambda z: ((z * 2).conj(), z.conj(), (z * 1j).conj().imag, torch.fft.ifft(z)))
+    for got, want in zip(function(z), (2 * z.conj(), z.conj(), -z.real, torch.fft.ifft(z.cpu())), strict=True):
+        torch.testing.assert_close(got.cpu(), want.cpu())
+
+
 def test_constants_and_tensors_made_inside() -> None:
     table = torch.tensor([10.0, 20.0, 30.0], device="tpu")
     function = compiled(lambda x: x + table + torch.arange(3, device=x.device) + torch.tensor(0.5, device="tpu"))

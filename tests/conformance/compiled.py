@@ -25,12 +25,14 @@ CHECKS = ("compiled", "compiled_inplace")
 MOST_SAMPLES = 2
 
 _EQUAL = "PyTorch asks whether two tensors are equal, for a Python bool"
+_VIEWS = "the in-place form changes how an input views its memory"
 _WARNS = "PyTorch warns, which Dynamo does not trace"
 # Operators of which Dynamo captures some sample on no device: where the device fails, the CPU must too.
 NOT_CAPTURED: dict[str, str] = {
     **dict.fromkeys(("allclose", "corrcoef", "cov", "equal"), _EQUAL),
+    **dict.fromkeys(("resize_", "resize_as_", "squeeze", "t", "transpose", "unsqueeze"), _VIEWS),
     "addbmm": "the in-place form on a tensor that would have to grow, which eager mode does",
-    "as_strided": "the in-place form changes how an input views its memory",
+    "as_strided": _VIEWS,
     "combinations": "PyTorch loses track of a size that depends on data",
     "polygamma": "functionalization refuses the in-place form",
     "masked_select": "PyTorch assumes that no more is selected than there is, but operands broadcast",

@@ -37,13 +37,17 @@ class Border:
         """The arguments with those of the host on the device."""
         entered = list(args)
         for i in self._entering:
-            entered[i] = args[i].to("tpu")
+            # PyTorch gives None for tokens, by which it orders side effects.
+            entered[i] = None if args[i] is None else args[i].to("tpu")
         return entered
 
     def leave(self, results: list[Any], args: Sequence[Any]) -> list[Any]:
         """The results with those of the host on the host; `args` are what `enter` was given."""
         for i, argument in self._leaving:
-            results[i] = results[i].cpu() if argument is None else args[argument]
+            if argument is not None:
+                results[i] = args[argument]
+            elif results[i] is not None:
+                results[i] = results[i].cpu()
         return results
 
 

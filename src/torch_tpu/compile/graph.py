@@ -135,10 +135,18 @@ class GraphProgram:
         except NotImplementedError:
             self._at = interpreter.at
             raise
+        for i, value in enumerate(returned):
+            if isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg()) and not _is_among(value, args):
+                # The bit that says so is lost with the meta tensor.
+                returned[i] = tensor(tracer, tracer.read(value), value.stride())
         numbers = [i for i, value in enumerate(returned) if isinstance(value, Data)]
         for i in numbers:
             returned[i] = tensor(tracer, returned[i].array)
         return returned, numbers
+
+
+def _is_among(value: Any, args: tuple[Any, ...]) -> bool:
+    return any(value is a for a in args)
 
 
 class _NamingTracer(GraphTracer):
