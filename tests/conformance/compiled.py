@@ -31,6 +31,7 @@ _WARNS = "PyTorch warns, which Dynamo does not trace"
 NOT_CAPTURED: dict[str, str] = {
     **dict.fromkeys(("allclose", "corrcoef", "cov", "equal"), _EQUAL),
     **dict.fromkeys(("resize_", "resize_as_", "squeeze", "t", "transpose", "unsqueeze"), _VIEWS),
+    **dict.fromkeys(("_foreach_max", "_foreach_mm", "register_hook"), "Dynamo does not trace this function"),
     "addbmm": "the in-place form on a tensor that would have to grow, which eager mode does",
     "as_strided": _VIEWS,
     "combinations": "PyTorch loses track of a size that depends on data",
@@ -40,14 +41,17 @@ NOT_CAPTURED: dict[str, str] = {
     "polygamma": "functionalization refuses the in-place form",
     "masked_select": "PyTorch assumes that no more is selected than there is, but operands broadcast",
     "nn.functional.linear_cross_entropy": _WARNS,
+    "nn.functional.one_hot": "the size of a result depends on data, and PyTorch asks for it",
 }
-# The same for any device but the CPU, of whose 0-d tensors alone PyTorch knows the number while it captures.
-NOT_CAPTURED_ON_DEVICES = frozenset({"narrow"})
+# The same for any device but the CPU: of the CPU's 0-d tensors alone PyTorch knows the number while it captures; and
+# PyTorch's min-cut partitioner, which the CPU's stand-in does not use, does not take this operator of Inductor apart.
+NOT_CAPTURED_ON_DEVICES = frozenset({"narrow", "invoke_quant"})
 # Operators with results, or intermediate results of the gradient, whose sizes depend on data: their graphs run operator
 # by operator. (The gradient of index_fill by its value looks at each filled place once; that of a loop at each step.)
 SIZES_FROM_DATA = frozenset(
     {
         "argwhere",
+        "bincount",
         "combinations",
         "index_fill",
         "masked_select",
@@ -64,7 +68,9 @@ CHECKED_BETWEEN_PROGRAMS = frozenset(
         *("linalg.matrix_power", "linalg.solve", "linalg.tensorinv", "linalg.tensorsolve"),
     }
 )
-_MAY_BE_CUT = SIZES_FROM_DATA | CHECKED_BETWEEN_PROGRAMS
+# Higher-order operators that are no part of a program: of Inductor, and for functions that write their arguments.
+NOT_LOWERED = frozenset({"auto_functionalize", "invoke_quant_packed"})
+_MAY_BE_CUT = SIZES_FROM_DATA | CHECKED_BETWEEN_PROGRAMS | NOT_LOWERED
 
 
 class CompiledRun(OperatorRun):
