@@ -13,13 +13,18 @@ from torch import nn
 
 import torch_tpu
 from torch_tpu import metrics
+from torch_tpu.eager import execute
+from torch_tpu.metrics import programs
 
 EagerMode = torch.tpu.EagerMode
 FUSED = EagerMode.DEFER_AND_FUSE
 
 
 @pytest.fixture(autouse=True)
-def _strict() -> Iterator[None]:
+def _strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # What other tests have made would be found again, or be nearer to what these make.
+    execute.clear_plans()
+    monkeypatch.setattr(programs, "_earlier", {})
     with torch.tpu.set_eager_mode(EagerMode.DEFER_NEVER):
         metrics.reset()
         yield

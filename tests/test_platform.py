@@ -1,6 +1,7 @@
 """Platform choice: from environments and PCI trees made up for the test, so it needs no TPU and no libtpu."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,8 @@ def libtpu_package(tmp_path, monkeypatch):
     (package / "__init__.py").write_text("raise AssertionError('libtpu was imported')")
     (package / "libtpu.so").touch()
     monkeypatch.syspath_prepend(str(package.parent))
+    # jaxlib's or a test's import of the real one would be found first.
+    monkeypatch.delitem(sys.modules, "libtpu", raising=False)
     return package / "libtpu.so"
 
 

@@ -13,7 +13,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.complex64: 2e-5, torch.complex128: 1e-13
 
 @pytest.fixture(autouse=True)
 def _programs_for_tpus(monkeypatch):
-    monkeypatch.setattr(execute, "_plans", {})
+    monkeypatch.setattr(execute, "_plans", execute.Recent(4096))
     monkeypatch.setattr(execute, "make_plan", lambda call: plan.make_plan(call, "tpu"))
 
 

@@ -178,8 +178,25 @@ def _kind(name: str, func: OpOverload, kernel: Callable[..., Any] | None) -> Kin
 # --- rehearsal ---------------------------------------------------------------------------------------------------
 
 
+class _Zeros:
+    """Stands in for a program: its results are zeros."""
+
+    def __init__(self, results: Any) -> None:
+        self._results = results
+
+    def enqueue(self, arguments: Sequence[Buffer]) -> list[Buffer]:
+        return [client().put(np.zeros(shape, dtype)) for shape, dtype in self._results]
+
+    __call__ = enqueue
+
+    def results(self, enqueued: list[Buffer]) -> list[Buffer]:
+        return enqueued
+
+
 class _Uncompiled:
-    """Stands in for the client that compiles: a program's results are zeros."""
+    """Stands in for the client that compiles."""
+
+    names_operators = False
 
     def __init__(self) -> None:
         self.platform_name = client().platform_name
@@ -187,11 +204,7 @@ class _Uncompiled:
 
     def compile(self, module: Any, results: Any, *, custom_calls: Any = (), options: Any = None) -> Any:
         module.operation.verify()
-
-        def run(arguments: list[Buffer]) -> list[Buffer]:
-            return [client().put(np.zeros(shape, dtype)) for shape, dtype in results]
-
-        return run
+        return _Zeros(results)
 
 
 @contextlib.contextmanager
