@@ -85,14 +85,23 @@ def call() -> Times:
     )
 
 
+def whole_step(model: str) -> Callable[[], None]:
+    """A compiled training step that ends when the parameters are there, not when the loss is: JAX's is one program."""
+    step = training_models.step_of(model, "tpu", compiled=True)
+
+    def run() -> None:
+        step()
+        torch.tpu.synchronize()
+
+    return run
+
+
 def gpt() -> Times:
-    steps = {"jax": training_models.jax_step_of(), "compiled": training_models.step_of("gpt", "tpu", compiled=True)}
-    return take_turns(steps, 1, time.perf_counter)
+    return take_turns({"jax": training_models.jax_step_of(), "compiled": whole_step("gpt")}, 1, time.perf_counter)
 
 
 def cnn() -> Times:
-    steps = {"jax": jax_cnn_step(), "compiled": training_models.step_of("cnn", "tpu", compiled=True)}
-    return take_turns(steps, 1, time.perf_counter)
+    return take_turns({"jax": jax_cnn_step(), "compiled": whole_step("cnn")}, 1, time.perf_counter)
 
 
 def jax_cnn_step() -> Callable[[], float]:
