@@ -74,7 +74,7 @@ def test_an_operator_of_each_family_compiles_for_tpus(tmp_path, monkeypatch):
     # What has no form for TPUs is no program of theirs; XLA:CPU's own is refused.
     refused = tmp_path / "refused"
     made = []
-    monkeypatch.setattr(execute, "_plans", {})
+    monkeypatch.setattr(execute, "_plans", execute.Recent(4096))
     monkeypatch.setattr(execute, "make_plan", lambda call: made.append(plan.make_plan(call)) or made[-1])
     torch.linalg.qr(torch.ones(3, 3, device="tpu"))
     refused.write_bytes(next(bytecode(p.module) for p in made if p.custom_calls))

@@ -291,6 +291,7 @@ def test_pending_graphs_leave_nothing_to_the_garbage_collector():
         x.tolist()
 
     use()  # tracing and compiling make cycles, once
+    use()
     gc.collect()
     gc.disable()
     try:

@@ -44,7 +44,8 @@ _Tensor = torch.Tensor
 _LAST_INT64 = 2**63 - 1
 
 # Plan or Unsupported by signature. Forgetting a plan also frees its executable.
-_plans = Recent(16384)
+# XLA:CPU maps memory 3 times for a program, and Linux lets a process have 65,530 mappings: beyond them it crashes.
+_plans = Recent(8192)
 _making = threading.RLock()
 _counters = metrics.counts.counters
 
