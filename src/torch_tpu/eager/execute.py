@@ -44,8 +44,8 @@ _Tensor = torch.Tensor
 _LAST_INT64 = 2**63 - 1
 
 # Plan or Unsupported by signature. Forgetting a plan also frees its executable.
-# XLA:CPU maps memory 3 times for a program, and Linux lets a process have 65,530 mappings: beyond them it crashes.
-_plans = Recent(8192)
+# XLA:CPU maps memory 3 to 8 times for a program, and Linux lets a process have 65,530 mappings: beyond them it crashes.
+_plans = Recent(4096)
 _making = threading.RLock()
 _counters = metrics.counts.counters
 
