@@ -37,7 +37,7 @@ from torch_tpu.runtime.cpu_options import LEAST_MEMORY, options_for
 # For each number parameter of a plan the numbers given for it; None for a plan without such parameters.
 Numbers = Sequence[Sequence[Any]] | None
 # Programs kept in memory; the least recently used are forgotten.
-MOST_PROGRAMS = 1024
+MOST_PROGRAMS = 4096
 # So many programs of one chunk that differ in what is donated.
 MOST_DONATIONS = 16
 

@@ -23,6 +23,7 @@ from torch_tpu.eager.recent import Recent
 from torch_tpu.hlo import strided, types
 from torch_tpu.metrics import programs
 from torch_tpu.ops.derived import IsData
+from torch_tpu.runtime import client as runtime_client
 from torch_tpu.runtime.client import Buffer, client, client_errors, launch
 from torch_tpu.tensor.errors import device_mismatch, translate
 from torch_tpu.tensor.storage import (
@@ -44,8 +45,7 @@ _Tensor = torch.Tensor
 _LAST_INT64 = 2**63 - 1
 
 # Plan or Unsupported by signature. Forgetting a plan also frees its executable.
-# XLA:CPU maps memory 3 to 8 times for a program, and Linux lets a process have 65,530 mappings: beyond them it crashes.
-_plans = Recent(4096)
+_plans = Recent(16384)
 _making = threading.RLock()
 _counters = metrics.counts.counters
 
@@ -225,6 +225,9 @@ def clear_plans() -> None:
     """Forgets every compiled program."""
     _plans.clear()
     chunk.clear()
+
+
+runtime_client.forget_programs = clear_plans
 
 
 # --- arguments ---------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import operator
 import os
 import threading
 import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tpu import metrics
-from torch_tpu.runtime import analysis, compat, disk_cache, fingerprint, heap, memory, platform
+from torch_tpu.runtime import analysis, compat, disk_cache, fingerprint, heap, mappings, memory, platform
 
 Buffer = Any
 Options = Mapping[str, str | bool | int | float]
@@ -29,6 +29,10 @@ Options = Mapping[str, str | bool | int | float]
 # that costs nothing: a Llama block's step compiled for v5e has the same time and memory either way (libtpu 0.0.52).
 DEBUG_OPTIONS: dict[str, str | bool | int | float] = {"xla_allow_excess_precision": False}
 CPU_OPTIONS: dict[str, str | bool | int | float] = {"xla_cpu_enable_fast_math": False}
+
+
+# Called when so many programs are loaded that more could crash the process: drops those that are kept for later.
+forget_programs: Callable[[], None] | None = None
 
 
 class NoContents(RuntimeError):
@@ -140,6 +144,7 @@ class Client:
         self._copy_semantics = compat.xla.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
         self._fingerprint = fingerprint.of_client(self.device)
         self._executables: weakref.WeakValueDictionary[str, Executable] = weakref.WeakValueDictionary()
+        self._mappings = mappings.Watch()
         self.disk_cache = disk_cache.from_environment()
 
     def _open(self, chosen: platform.Platform) -> Sequence[Any]:
@@ -212,6 +217,9 @@ class Client:
         return fingerprint.of_program(self._fingerprint, module, options.items())
 
     def _executable(self, key: str, module: Any, options: Options, results: list[Aval]) -> Executable:
+        if self.is_host_memory and forget_programs is not None and self._mappings.is_near_limit():
+            metrics.count("programs_forgotten")
+            forget_programs()
         loaded = self._load_or_compile(key, module, options)
         handlers = [compat.result_handler(aval, self._sharding) for aval in results]
         return Executable(loaded, handlers, sum(aval.size * aval.dtype.itemsize for aval in results))
