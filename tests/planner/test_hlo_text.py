@@ -79,6 +79,11 @@ def test_an_error_for_want_of_memory_tells_how_much():
         "15.75G hbm. Exceeded hbm capacity by 8.26G."
     )
     assert (said.needs, said.limit) == (int(24.01 * GIB), int(15.75 * GIB))
+    said = compiling.refusal(
+        "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for HLO "
+        "temporaries (3.09T) exceeds available HBM (15.75G). HLO module: fused.\nSee the documentation."
+    )
+    assert (said.needs, said.limit) == (int(3.09 * 2**40), int(15.75 * GIB))
     assert compiling.refusal("INTERNAL: no\nmore").message == "INTERNAL: no"
     assert compiling.refusal("INTERNAL: no").needs == 0
 

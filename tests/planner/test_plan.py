@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -149,10 +150,39 @@ def test_too_much_is_a_result_and_no_crash(tmp_path):
     )
     code, out, err = run(*(*CLI, "plan", str(script), "--target", "v5e:1x1"), environment={"TORCH_TPU_CACHE_DIR": ""})
     assert code == 2, err
-    assert "does not fit: needs" in out
+    needs = re.search(r"does not fit: needs ([\d.,]+) of 15\.75 GiB", out)
+    assert needs is not None, out
+    # 40 × 2³⁰ numbers of two bytes, and not twice as much: the sum reads them in place.
+    assert 80 <= float(needs[1].replace(",", "")) < 160
 
 
-def test_a_plan_needs_a_target(tmp_path):
-    code, _, err = run(*CLI, "plan", __file__)
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ([], "--target: say for which TPUs, such as v5e:2x2, not ''"),
+        (["--target", "cpu"], "--target: say for which TPUs, such as v5e:2x2, not 'cpu'"),
+        (["--target", "v5e:2"], "--target: TORCH_TPU_PLATFORM='v5e:2': the chips of a v5e form a 2-dimensional torus"),
+    ],
+)
+def test_a_plan_needs_a_target(target, said):
+    code, _, err = run(*CLI, "plan", __file__, *target)
     assert code == 2
-    assert "--target v5e:2x2" in err
+    assert said in err
+
+
+def test_a_script_that_leaves_the_device_alone_has_no_plan(tmp_path):
+    script = tmp_path / "host.py"
+    script.write_text("import torch\nprint(torch.ones(2).sum().item())\n")
+    code, _, err = run(*CLI, "plan", str(script), "--target", "v5e:1x1")
+    assert code == 1
+    assert err == f"{script}: nothing ran on the device 'tpu', so there is nothing to plan\n"
+
+
+def test_a_file_that_can_not_be_written_loses_no_plan(tmp_path):
+    script = tmp_path / "small.py"
+    script.write_text("import torch\nprint(torch.ones(8, 8, device='tpu').sum().item())\n")
+    missing = tmp_path / "missing" / "plan.json"
+    code, out, err = run(*CLI, "plan", str(script), "--target", "v5e:1x1", "--json", str(missing))
+    assert code == 1
+    assert "fits: " in out
+    assert "can't be written (No such file or directory)" in " ".join(err.split())

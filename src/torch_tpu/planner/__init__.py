@@ -14,9 +14,13 @@ from torch_tpu.runtime.platform import topology_asked_for
 if TYPE_CHECKING:
     from torch_tpu.runtime.topology import TopologyClient
 
-__all__ = ["Plan", "plan", "plan_script"]
+__all__ = ["NothingToPlanError", "Plan", "plan", "plan_script"]
 
 Progress = Callable[[int, int], None]
+
+
+class NothingToPlanError(RuntimeError):
+    """The planned program has no step on the device."""
 
 
 def _silent(done: int, count: int) -> None:
@@ -42,6 +46,8 @@ def plan(
         progress: called with how many programs have been compiled and how many there are.
 
     Raises:
+        ValueError: where the target is no topology.
+        NothingToPlanError: where `fn` uses other devices alone.
         RuntimeError: where the device has been started on another platform. Tensors that `fn` and `args` hold must be
             made after TORCH_TPU_PLATFORM was set to the target, or inside of `fn`.
     """
@@ -78,12 +84,12 @@ def plan_script(
 def _use(target: str) -> None:
     from torch_tpu.runtime.client import client, is_initialised
 
+    if not topology_asked_for({"TORCH_TPU_PLATFORM": target}):
+        raise ValueError(f"{target!r} is no TPU topology; `torch-tpu topologies` lists them")
     if not is_initialised():
         os.environ["TORCH_TPU_PLATFORM"] = target
         from torch_tpu.eager import mode
 
-        if not topology_asked_for():
-            raise ValueError(f"{target!r} is no TPU topology; `torch-tpu topologies` lists them")
         if "TORCH_TPU_DEFER_AND_FUSE" not in os.environ:
             mode.use_eager_mode(mode.EagerMode.DEFER_AND_FUSE)
     started = getattr(client(), "topology", None)
@@ -102,6 +108,8 @@ def _planned(
 
     device = machine.machine(target)
     programs = [run.program for run in record.runs[window.begin : window.end]]
+    if not programs:
+        raise NothingToPlanError("nothing ran on the device 'tpu', so there is nothing to plan")
     answers = compiling.analyse(programs, progress)
     made = measure.measure(record, window, answers, device, target, tokens, samples)
     if save is not None:

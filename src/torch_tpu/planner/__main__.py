@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from torch_tpu.planner import plan_script
+from torch_tpu.planner import NothingToPlanError, plan_script
 
 
 def main() -> None:
@@ -20,22 +20,26 @@ def main() -> None:
     parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     given = parser.parse_args()
-    made = plan_script(
-        given.script,
-        given.arguments,
-        given.target,
-        given.steps,
-        given.tokens,
-        given.samples,
-        _progress,
-        given.save,
-    )
+    try:
+        made = plan_script(
+            given.script,
+            given.arguments,
+            given.target,
+            given.steps,
+            given.tokens,
+            given.samples,
+            _progress,
+            given.save,
+        )
+    except NothingToPlanError as error:
+        sys.exit(f"{given.script}: {error}")
     given.json.write_text(made.to_json())
 
 
 def _progress(done: int, count: int) -> None:
-    end = "\n" if done == count else ""
-    print(f"\rcompiled {done} of {count} programs", end=end, file=sys.stderr, flush=True)
+    # A terminal shows one line that changes, a log one line for each program.
+    begin, end = ("\r", "\n" if done == count else "") if sys.stderr.isatty() else ("", "\n")
+    print(f"{begin}compiled {done} of {count} programs", end=end, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from torch_tpu.planner import search, terminal
 from torch_tpu.planner.figures import Plan
+from torch_tpu.runtime import platform
 
 PASS_ON = {"ignore_unknown_options": True}
 
@@ -40,8 +41,7 @@ def plan(
     Runs the unchanged script for a few steps on shapes without contents, compiles its programs with the TPU compiler,
     and reports memory, time and what to improve. Exits with 0 where it fits one device and with 2 where it does not.
     """
-    if not target:
-        raise typer.BadParameter("say for which TPUs, such as --target v5e:2x2", param_hint="--target")
+    _check(target)
     console = Console()
     given = list(arguments or [])
     if find_max:
@@ -50,12 +50,30 @@ def plan(
         made = _in_a_process(script, given, target, steps, (tokens, samples), save)
     terminal.show(made, console)
     if json is not None:
-        json.write_text(made.to_json())
+        _write(json, made.to_json())
     if html is not None:
         from torch_tpu.planner import page
 
-        html.write_text(page.page(made, " ".join([str(script), *given])))
+        _write(html, page.page(made, " ".join([str(script), *given])))
     raise typer.Exit(0 if made.fits else 2)
+
+
+def _check(target: str) -> None:
+    environment = {**os.environ, "TORCH_TPU_PLATFORM": target}
+    try:
+        if not platform.topology_asked_for(environment):
+            raise platform.PlatformError(f"say for which TPUs, such as v5e:2x2, not {target!r}")
+        platform.choose(environment)
+    except platform.PlatformError as error:
+        raise typer.BadParameter(str(error), param_hint="--target") from None
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text)
+    except OSError as error:
+        typer.echo(f"{file} can't be written ({error.strerror}); what is shown above is the plan.", err=True)
+        raise typer.Exit(1) from None
 
 
 def _in_a_process(

@@ -12,7 +12,11 @@ from torch_tpu.runtime.client import client_errors
 from torch_tpu.runtime.topology import Program
 
 WORKERS = 2
-_USED = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm", re.IGNORECASE)
+# The two ways in which libtpu 0.0.52 says that a program needs more memory than there is.
+_USED = (
+    re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm", re.IGNORECASE),
+    re.compile(r"memory required[^(]*\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)"),
+)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -66,7 +70,7 @@ def _answer(program: Program) -> Answer:
 
 def refusal(message: str) -> Refusal:
     """What an error of the compiler says."""
-    used = _USED.search(message)
+    used = next(filter(None, (words.search(message) for words in _USED)), None)
     if used is None:
         return Refusal(message.strip().splitlines()[0][:500])
     needs, limit = (int(float(used[k]) * _UNITS[used[k + 1].upper()]) for k in (1, 3))
