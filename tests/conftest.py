@@ -9,9 +9,11 @@ os.environ.setdefault("TORCH_TPU_FALLBACK", "error")
 import pytest
 import torch
 
-import torch_tpu  # noqa: F401  (registers the device where the package is not installed)
+from torch_tpu import metrics  # registers the device where the package is not installed
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
+def _same_start() -> None:
+    """No test sees the random state or the counts of those that ran before it in its process."""
     torch.manual_seed(0)
+    metrics.reset()
