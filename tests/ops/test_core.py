@@ -31,21 +31,21 @@ def test_gradient_through_views_and_in_place() -> None:
 def test_changing_number_does_not_recompile() -> None:
     x = torch.ones(3, device="tpu")
     x * 1.5
-    before = metrics.counters()["program"]
+    before = metrics.counters().get("program", 0)
     results = [(x * k).sum().item() for k in (0.5, 2.5, -0.0, float("inf"))]
     x.sum().item()
     assert results == [1.5, 7.5, 0.0, float("inf")]
-    assert metrics.counters()["program"] <= before + 1  # sum
+    assert metrics.counters().get("program", 0) <= before + 1  # sum
 
 
 def test_changing_view_offset_does_not_recompile() -> None:
     x = torch.arange(12.0).reshape(6, 2).to("tpu")
     with no_fallback():
         (x[1] + 1).cpu()
-        before = metrics.counters()["program"]
+        before = metrics.counters().get("program", 0)
         rows = [(x[i] + 1).tolist() for i in range(1, 6)]
     assert rows == [[2.0 * i + 1, 2.0 * i + 2] for i in range(1, 6)]
-    assert metrics.counters()["program"] == before
+    assert metrics.counters().get("program", 0) == before
 
 
 def test_default_dtype_may_change() -> None:

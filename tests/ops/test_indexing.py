@@ -208,17 +208,17 @@ def test_changing_position_does_not_recompile() -> None:
     x = torch.randn(6, 6)
     on_device = x.to("tpu")
     step(on_device, 1)
-    before = metrics.counters()["program"]
+    before = metrics.counters().get("program", 0)
     for i in range(2, 5):
         assert torch.equal(step(on_device, i).cpu(), step(x, i))
-    assert metrics.counters()["program"] == before
+    assert metrics.counters().get("program", 0) == before
 
 
 def test_filling_by_a_mask_does_not_wait() -> None:
     x = torch.randn(4, 5).to("tpu")
-    before = metrics.counters()["execute"]
+    before = metrics.counters().get("execute", 0)
     x[x > 0] = 0.0
-    assert metrics.counters()["execute"] <= before + 3  # comparison, the number as a tensor, fill
+    assert metrics.counters().get("execute", 0) <= before + 3  # comparison, the number as a tensor, fill
     assert (x <= 0).all().item()
 
 
