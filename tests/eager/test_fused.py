@@ -238,6 +238,60 @@ def test_a_long_graph_runs_while_it_grows():
     assert x.tolist() == [10.0 * graph.SHORTEST_CHUNK] * 2
 
 
+def test_backward_is_recorded_behind_forward():
+    """No program lies between them, so what forward saves never becomes a buffer; the gradients are the CPU's."""
+    weights = [torch.linspace(-1, 1, 12).reshape(4, 3), torch.linspace(1, -1, 6).reshape(3, 2)]
+
+    def gradients(device: str) -> list[torch.Tensor]:
+        first, second = (w.to(device).requires_grad_() for w in weights)
+        x = torch.linspace(0, 1, 8).reshape(2, 4).to(device)
+        if device == "tpu":
+            torch.tpu.synchronize()
+        before = counted("execute")
+        (torch.tanh(x @ first) @ second).square().sum().backward()
+        assert counted("execute") == before
+        return [first.grad, second.grad]
+
+    for own, cpu in zip(gradients("tpu"), gradients("cpu"), strict=True):
+        before = counted("execute")
+        torch.testing.assert_close(own.cpu(), cpu)
+        assert counted("execute") <= before + 1
+
+
+@pytest.mark.parametrize("threads", [True, False])
+def test_backward_leaves_the_setting_of_its_threads(threads):
+    with torch.autograd.set_multithreading_enabled(threads):
+        x = torch.ones(2, device="tpu", requires_grad=True)
+        x.sum().backward()
+        assert torch.autograd.is_multithreading_enabled() is threads
+        assert x.grad.tolist() == [1.0, 1.0]
+
+
+def test_a_graph_of_a_tpu_is_cut_where_few_bytes_cross(monkeypatch):
+    pending = graph.current()
+    monkeypatch.setattr(pending, "_is_host_memory", False)
+    original = graph.Graph._cut
+    cut = []
+
+    def noted(self: graph.Graph, shortest: int) -> int:
+        n = original(self, shortest)
+        cut.append(self.operators[n - 1][0].name)
+        return n
+
+    monkeypatch.setattr(graph.Graph, "_cut", noted)
+
+    def layers(x: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+        for _ in range(40):
+            x = (x + column).sin().cos().mean(0)  # 64 numbers, 2**18, 2**18, 2**18, 64
+        return x
+
+    x, column = torch.linspace(0, 1, 64), torch.linspace(0, 1, 4096).reshape(-1, 1)
+    result = layers(x.to("tpu"), column.to("tpu")).cpu()
+    assert cut
+    assert set(cut) == {"mean"}
+    torch.testing.assert_close(result, layers(x, column))
+
+
 def mlp(layers: int) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(*(m for _ in range(layers) for m in (nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU()))).to("tpu")

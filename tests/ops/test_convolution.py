@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.compare import check, check_opinfo, no_fallback
+from torch_tpu.ops import convolution
 
 # A weight's gradient sums over batch and space, in another order than the CPU does.
 SUM = {"rtol": 1e-4, "atol": 1e-4}
@@ -33,6 +34,13 @@ def test_database_transposed(name: str) -> None:
     check_opinfo(
         f"nn.functional.{name}", (torch.float32, torch.float64, torch.complex64, torch.int64), samples=5, **SUM
     )
+
+
+def test_a_kernel_of_one_element_as_tpus_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A convolution, where XLA:CPU gets a matrix product."""
+    monkeypatch.setattr(convolution, "_is_matrix_product", lambda *_: False)
+    check(F.conv2d, leaf(2, 3, 5, 7), leaf(4, 3, 1, 1), leaf(4), **SUM)
+    check(F.conv_transpose1d, leaf(2, 3, 11), leaf(3, 5, 1), **SUM)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -5,6 +5,7 @@ Each changes what happens for `tpu` alone: a CPU or CUDA object takes the path i
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch_tpu.device import random, storage, streams
 from torch_tpu.device.generator import Generator
 from torch_tpu.device.post_import import after_import
 from torch_tpu.device.replacement import metaclass_of
+from torch_tpu.eager import mode
 
 _CStream: Any = torch._C.Stream
 _CEvent: Any = torch._C.Event
@@ -26,6 +28,7 @@ def install() -> None:
     _complete_untyped_storage()
     _refuse_dlpack()
     _print_host_copies()
+    _record_backward_behind_forward()
     after_import("torch._dynamo", _skip_own_code)
     after_import("torch._inductor.compile_fx", _compile_own_graphs)
     after_import("torch.nn.attention.flex_attention", _allow_flex_attention)
@@ -90,6 +93,27 @@ def _print_host_copies() -> None:
         return text
 
     torch._tensor_str._tensor_str = _tensor_str
+
+
+def _record_backward_behind_forward() -> None:
+    # PyTorch runs the backward operators of a device in a thread of its own. Fused eager keeps what each thread has
+    # recorded apart, so all that forward saved would cross from its programs to those of backward. In the thread that
+    # calls `backward` both are recorded into the same programs, and XLA computes again what costs less than to keep.
+    original = torch.autograd.graph._engine_run_backward
+
+    @functools.wraps(original)
+    def run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not mode.fused or not torch.autograd.is_multithreading_enabled():
+            return original(outputs, *args, **kwargs)
+        with torch.autograd.set_multithreading_enabled(not any(map(_is_on_device, outputs))):
+            return original(outputs, *args, **kwargs)
+
+    torch.autograd.graph._engine_run_backward = run_backward
+    torch.autograd._engine_run_backward = run_backward
+
+
+def _is_on_device(output: Any) -> bool:
+    return isinstance(output, torch.Tensor) and output.device.type == "tpu"
 
 
 def _refuse_dlpack() -> None:

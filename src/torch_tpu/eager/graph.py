@@ -6,7 +6,8 @@ still refers to, nothing else. The graph runs when a value is needed, and piece 
 device works while Python records.
 
 Where a growing graph is cut depends on the operators around the place alone: of the possible places it is the one
-with the smallest digest. So equal layers are cut into equal chunks, whatever came before them, and compile once.
+with the smallest digest, on a TPU of those over which the fewest bytes cross. So equal layers are cut into equal
+chunks, whatever came before them, and compile once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from torch_tpu import metrics
 from torch_tpu.eager import chunk, hooks, mode
@@ -40,6 +41,8 @@ SHORTEST_CHUNK = 64
 # temporaries: with long chunks a GPT's training step took 1.6 times the memory of the CPU's, with these 1.04.
 LARGE = 2**20
 SHORTEST_LARGE_CHUNK = 4
+# On a TPU: its compiler orders a program by memory, and what crosses from one program to the next is written to HBM.
+SHORTEST_LARGE_CHUNK_OF_TPU = 32
 # So many programs with conditions that nobody has looked at yet are enough; then the oldest are looked at.
 MOST_UNREAD = 64
 
@@ -141,6 +144,7 @@ class Graph:
         self.nbytes = 0
         self._index: dict[int, int] = {}
         self._follows_backward = client().names_operators
+        self._is_host_memory = client().is_host_memory
         _graphs.add(self)
 
     def record(self, plan: Plan, values: Sequence[Value], numbers: chunk.Numbers) -> int:
@@ -208,7 +212,8 @@ class Graph:
 
     def grown(self) -> None:
         """Runs the first part of a graph that has become long, unless a call is being recorded."""
-        shortest = SHORTEST_CHUNK if self.nbytes < LARGE else SHORTEST_LARGE_CHUNK
+        large = SHORTEST_LARGE_CHUNK if self._is_host_memory else SHORTEST_LARGE_CHUNK_OF_TPU
+        shortest = SHORTEST_CHUNK if self.nbytes < LARGE else large
         if len(self.calls) >= 2 * shortest and not self.same_call:
             metrics.note("flush", "grown long")
             with self.lock:
@@ -229,7 +234,26 @@ class Graph:
         def digest(n: int) -> int:
             return ((digests[n - 2] * 3 + digests[n - 1]) * 5 + digests[n]) * 0x9E3779B1 & 0xFFFFFFFF
 
-        return min(self.calls[shortest:], key=digest)
+        if self._is_host_memory:
+            return min(self.calls[shortest:], key=digest)
+        crossing = self._crossing(shortest)
+        return min(crossing, key=lambda n: (crossing[n], digest(n)))
+
+    def _crossing(self, shortest: int) -> dict[int, int]:
+        """The bytes of earlier results that the calls behind each place read soon.
+
+        The last places are left out: what would read over them is not recorded yet.
+        """
+        sizes = [nbytes for plan, *_ in self.operators for nbytes in plan.sizes]
+        near = shortest // 4
+        found = {}
+        for k in range(shortest, len(self.calls) - near):
+            n = self.calls[k]
+            first = self.operators[n][3]
+            behind = self.operators[n : self.calls[k + near]]
+            read = {~w for _, wires, *_ in behind for w in wires if w < 0 and ~w < first}
+            found[n] = sum(sizes[slot - self.base] for slot in read)
+        return found
 
     def _run(self, count: int) -> None:
         """Runs the first `count` operators. An interruption leaves the graph as it was, or comes when they have run."""
@@ -395,6 +419,13 @@ def flush_all(cause: str) -> None:
     settle()
 
 
+def _before_optimizer_step(*_: object) -> None:
+    # Gradients are kept anyway. Behind them the steps of equal parameters are one program, which writes in place what a
+    # program that has backward in it would still have to read.
+    if mode.fused:
+        current().flush("optimizer step")
+
+
 def _after_optimizer_step(*_: object) -> None:
     # The gradients are dropped next: what reads them should not wait for the next forward pass.
     if mode.fused:
@@ -402,5 +433,6 @@ def _after_optimizer_step(*_: object) -> None:
 
 
 hooks.flush = flush_all
+register_optimizer_step_pre_hook(_before_optimizer_step)
 register_optimizer_step_post_hook(_after_optimizer_step)
 transfer.before_reading = settle

@@ -114,7 +114,7 @@ class Plan:
             it returns.
         bases, starts, data, hosts: which of a call's input values, view starts, numbers and host scalars are arguments,
             in this order; then the random state if `uses_rng`.
-        nbytes: of all results.
+        sizes, nbytes: the bytes of each result, and of all.
         draws: by how many 32-bit words the program advances the random generator.
         writes: (input, result, geometry): the new value of an input's storage.
         checks: (result, message, error, result for the message's {}): what must hold before anything is written.
@@ -146,6 +146,7 @@ class Plan:
         "results",
         "returned",
         "reused",
+        "sizes",
         "starts",
         "uses_rng",
         "values",
@@ -180,7 +181,8 @@ class Plan:
         self.values = tuple(parameters[: len(bases)])
         self.numbers = tuple(parameters[len(bases) :])
         self.results = results
-        self.nbytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in results)
+        self.sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in results]
+        self.nbytes = sum(self.sizes)
         self.no_slots = (None,) * len(results)
         self.operations = operations
         self.custom_calls = custom_calls
