@@ -22,7 +22,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "tensor": ({"hlo", "runtime"}, {"numpy", "torch"}),
     "ops": ({"hlo"}, {"numpy", "torch"}),
     "eager": ({"hlo", "ops", "runtime", "tensor"}, {"numpy", "torch"}),
-    "compile": ({"eager", "hlo", "ops", "runtime", "tensor"}, {"functorch", "numpy", "rich", "torch"}),
+    "compile": ({"eager", "hlo", "ops", "runtime", "tensor"}, {"functorch", "numpy", "rich", "sympy", "torch"}),
     "device": ({"compile", "eager", "runtime", "tensor"}, {"numpy", "torch"}),
     "planner": ({"eager", "runtime", "tensor"}, {"numpy", "rich", "torch", "typer"}),
 }

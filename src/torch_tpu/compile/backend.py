@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from torch_tpu.compile.buckets.policy import Policy
+from torch_tpu.compile.buckets.program import BucketedProgram, Family
 from torch_tpu.compile.graph import GraphProgram
 from torch_tpu.compile.recompute import delay_recomputation
 from torch_tpu.metrics import programs
@@ -26,14 +28,17 @@ def compile_graph(
     Args:
         graph: what Dynamo captured; `examples` are (fake) inputs of it.
         mode: one of PyTorch's; all mean the same here, because XLA optimises each program fully.
-        options: those of Inductor (`torch._inductor.list_options()`) are accepted, for programs written for it, and do
-            nothing but warn; there are no others.
+        options: "buckets" pads sizes that vary (`buckets.policy.Policy`). Those of Inductor
+            (`torch._inductor.list_options()`) are accepted, for programs written for it, and do nothing but warn.
 
     Raises:
         ValueError: for a mode or an option that PyTorch does not have either.
     """
     if mode not in MODES:
         raise ValueError(f"unknown mode {mode!r}: expected one of {', '.join(map(repr, MODES))}")
+    options = dict(options or {})
+    policy = Policy(options.pop("buckets")) if options.get("buckets") else None
+    options.pop("buckets", None)
     if options:
         _check_options(options)
     if not is_on_device(graph, examples):
@@ -45,7 +50,7 @@ def compile_graph(
     from torch_tpu.compile import regions
 
     outlined, region = regions.outline(graph)
-    title, reason = _title(graph), _why_again()
+    title, reason, family = _title(graph), _why_again(), Family()
 
     def compiler(part: str) -> Callable[..., Callable[..., Any]]:
         def compile_part(lowered: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -54,7 +59,10 @@ def compile_graph(
                 lowered = regions.expand(lowered)
             if part == ", backward":
                 delay_recomputation(lowered)
-            return make_boxed_func(GraphProgram(lowered, f"{title}{part}", part == ", backward"))
+            arguments = lowered, f"{title}{part}", part == ", backward"
+            if policy is not None:
+                return make_boxed_func(BucketedProgram(*arguments, policy, family))
+            return make_boxed_func(GraphProgram(*arguments))
 
         return compile_part
 
@@ -75,7 +83,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
         # PyTorch writes "a-b" or "a_b", as Inductor does.
         if name.replace("-", "_") not in known:
             raise ValueError(
-                f"unknown option {name!r} of torch.compile: the backend 'tpu' has none of its own, and Inductor's are "
+                f"unknown option {name!r} of torch.compile: the backend 'tpu' has 'buckets', and Inductor's are "
                 "named by torch._inductor.list_options()"
             )
     warnings.warn(f"options of Inductor mean nothing on 'tpu': {', '.join(options)} ignored", stacklevel=3)

@@ -48,6 +48,7 @@ class Graph:
         reason: why Dynamo captured it again, in its words; empty the first time.
         refused: why no program can express it; `by_operator` is how often it ran operator by operator, `in_pieces` how
             often as programs around what is not possible.
+        unpadded: why it has a program for each shape though its sizes were to be padded.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Graph:
     refused: str = ""
     by_operator: int = 0
     in_pieces: int = 0
+    unpadded: str = ""
     made: list[Made] = field(default_factory=list)
 
 
@@ -153,6 +155,11 @@ def ran_in_pieces(name: str, reason: str) -> None:
     _refused(name, reason).in_pieces += 1
 
 
+def specialised(name: str, reason: str) -> None:
+    """Logs that padding a graph's sizes is not sound."""
+    graphs.setdefault(name, Graph(name, "", places.here_or_backward())).unpadded = reason
+
+
 def _refused(name: str, reason: str) -> Graph:
     graph = graphs.setdefault(name, Graph(name, "", places.here_or_backward()))
     graph.refused = reason
@@ -169,4 +176,5 @@ def reset() -> None:
     log.clear()
     for graph in graphs.values():
         graph.by_operator = graph.in_pieces = 0
+        graph.unpadded = ""
         graph.made.clear()

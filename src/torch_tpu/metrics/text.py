@@ -40,7 +40,7 @@ def _recompiles(made: Entries, most: int) -> Iterator[str]:
 
 
 def _graphs(graphs: Entries, most: int) -> Iterator[str]:
-    told = [g for g in graphs if g["reason"] or g["refused"] or len(g["programs"]) > 1]
+    told = [g for g in graphs if g["reason"] or g["refused"] or g["unpadded"] or len(g["programs"]) > 1]
     yield f"  {'graphs of torch.compile':<28} {len(graphs):,}"
     for graph in _first(told, most):
         yield f"    {graph['name']}  at {graph['line']}"
@@ -49,6 +49,8 @@ def _graphs(graphs: Entries, most: int) -> Iterator[str]:
         if graph["refused"]:
             how = "in pieces" if graph["in_pieces"] else "operator by operator"
             yield f"      ran {how} {graph['in_pieces'] or graph['by_operator']:,} times: {graph['refused']}"
+        if graph["unpadded"]:
+            yield f"      has a program for each shape: {graph['unpadded']}"
         for program in _first([p for p in graph["programs"] if p["reason"]], most):
             yield f"      compiled again: {program['reason']}"
     yield from _rest(len(told), most)

@@ -1,0 +1,252 @@
+"""The bucket policy: results are the CPU's whatever is in the padding, and few programs serve many shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._pytree import tree_leaves
+
+from tests.compare import assert_same, no_fallback, to_device
+from torch_tpu import metrics
+from torch_tpu.compile.buckets import values
+
+# The first equals no size that is the same in all calls, or PyTorch would take the two for one.
+SIZES = (7, 5, 12)
+Function = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    torch.compiler.reset()
+    metrics.reset()
+    # Padding as hostile as can be: NaN spreads through sums and products, such an index is nowhere in bounds.
+    monkeypatch.setattr(
+        values, "filler", lambda dtype: float("nan") if dtype.is_floating_point else 1 if dtype is torch.bool else 99
+    )
+    yield
+    torch.compiler.reset()
+
+
+def bucketed(function: Any, option: Any = True, **options: Any) -> Any:
+    return torch.compile(function, backend="tpu", dynamic=True, options={"buckets": option}, **options)
+
+
+def programs() -> list[int]:
+    """How many programs each graph has that ran since the reset."""
+    return [len(graph["programs"]) for graph in metrics.snapshot()["graphs"] if graph["programs"]]
+
+
+def unpadded() -> str:
+    """Why graphs were not padded."""
+    return "; ".join(graph["unpadded"] for graph in metrics.snapshot()["graphs"] if graph["unpadded"])
+
+
+def floats(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape)
+
+
+def indices(*shape: int, below: int = 3) -> torch.Tensor:
+    return torch.randint(below, shape)
+
+
+def check(function: Function, make: Callable[[int], tuple[Any, ...]]) -> None:
+    """Compares results and gradients with the CPU at sizes of two buckets."""
+    compiled = bucketed(function)
+    for size in SIZES:
+        host = make(size)
+        for t in host:
+            if t.is_floating_point():
+                t.requires_grad_()
+        device = to_device(host)
+        with no_fallback():
+            want, got = function(*host), compiled(*device)
+            assert_same(got, want, rtol=1e-4, atol=1e-5)
+            leaves, results = (
+                [r for r in tree_leaves(x) if isinstance(r, torch.Tensor) and r.requires_grad] for x in (want, got)
+            )
+            if leaves:
+                seeds = [torch.randn_like(r) for r in leaves]
+                torch.autograd.backward(leaves, seeds)
+                torch.autograd.backward(results, to_device(seeds))
+                for h, d in zip(host, device, strict=True):
+                    if h.grad is not None:
+                        torch.testing.assert_close(d.grad.cpu(), h.grad, rtol=1e-4, atol=1e-5)
+
+
+Arguments = Callable[[int], tuple[torch.Tensor, ...]]
+GROUPS: dict[str, tuple[Function, Arguments]] = {}
+
+
+def group(*shapes: Callable[[int], torch.Tensor]) -> Callable[[Function], Function]:
+    """Registers a function of tensors of these shapes, for each size of the dimensions that vary."""
+
+    def register(function: Function) -> Function:
+        GROUPS[function.__name__] = function, lambda n: tuple(shape(n) for shape in shapes)
+        return function
+
+    return register
+
+
+@group(lambda n: floats(n, 6), lambda n: floats(n, n + 1))
+def reductions(x: Any, y: Any) -> Any:
+    return (
+        (x * 40).exp().sum(0),
+        (1 / (x * x + 1)).mean(0),
+        y.sum(),
+        y.mean(),
+        x.prod(0),
+        x.amax(0) - x.amin(0),
+        *x.max(0),
+        x.argmax(0),
+        x.argmin(0),
+        (x > 2).any(0),
+        (x > -2).all(0),
+        x.logsumexp(0),
+        torch.linalg.vector_norm(x, dim=0),
+    )
+
+
+@group(lambda n: floats(n, 6), lambda n: floats(n, n + 1))
+def statistics(x: Any, y: Any) -> Any:
+    return x.var(0), x.std(0), x.var(0, correction=0), x.softmax(0), y.log_softmax(-1), x.exp().cumsum(0)
+
+
+@group(lambda n: floats(n, 6))
+def sizes_as_numbers(x: Any) -> Any:
+    n = x.shape[0]
+    return x * n + x.sum() / (n - 1), x * n**-0.5, torch.arange(1, n + 1, device=x.device)[:, None] * x, (n + 1) // 2
+
+
+@group(lambda n: floats(n, 6), lambda n: floats(2, n, 6), lambda n: floats(4, 6), lambda n: floats(4))
+def products(x: Any, y: Any, w: Any, b: Any) -> Any:
+    return x @ x.t() @ x, x.t() @ x, y.transpose(1, 2) @ y, y @ y.transpose(1, 2), F.linear(y, w, b), y @ w[0]
+
+
+@group(lambda n: floats(n, n + 2, 6), lambda n: floats(2, n, 6))
+def views(x: Any, y: Any) -> Any:
+    n = x.shape[0]
+    return (
+        (x.reshape(-1, 6) * 2).sum(1).view(n, -1).sum(1),
+        y.view(2, n, 3, 2).transpose(1, 2).reshape(6, n, 2).sum(1),
+        (x[:, :1].expand(-1, n, -1) * x[:, :n]).sum((0, 1)),
+        y.repeat(1, 1, 2).sum(1),
+        y.flatten(1).view(2, n, 6),
+        x.permute(2, 0, 1).flip(1).sum(2),
+    )
+
+
+@group(lambda n: floats(n, 6), lambda n: floats(20, 6))
+def parts(x: Any, table: Any) -> Any:
+    return (
+        *(x[1:], x[:-1], x[-2:], x[1:-1].sum(0), x[::2], x[0], x[-1], x[1] * x[-2]),
+        (x[1:] - x[:-1]).square().mean(),
+        table[: x.shape[0]] * x[:, :1],
+        x.split([2, 4], 1)[1].sum(0),
+        x.chunk(2, -1)[1].mean(0),
+    )
+
+
+@group(lambda n: floats(n, 6), lambda n: floats(n + 2, 6))
+def joins(x: Any, y: Any) -> Any:
+    return (
+        torch.cat([x, y, x[:1]]).cumsum(0),
+        torch.cat([x, y[2:]], 1).sum(0),
+        torch.stack([x, y[:-2]], 1).sum(0),
+        F.pad(x, (0, 0, 1, 2), value=2.0).mean(0),
+    )
+
+
+@group(lambda n: floats(n, n + 1))
+def masks(x: Any) -> Any:
+    return (
+        x.masked_fill(torch.ones_like(x).triu(1).bool(), -1e9).softmax(-1),
+        x.tril().sum(0),
+        torch.where(x > 0, x, x.new_zeros(())).sum(0),
+        torch.full((x.shape[0], x.shape[0]), 2.0, device=x.device) @ x,
+    )
+
+
+@group(
+    lambda n: floats(n, 6),
+    lambda n: floats(3, 4),
+    lambda n: indices(n, n + 1),
+    lambda n: indices(n, 2),
+    lambda n: indices(n),
+    lambda n: indices(n, 6),
+)
+def elements_by_index(x: Any, w: Any, i: Any, j: Any, k: Any, m: Any) -> Any:
+    return (
+        F.embedding(i, w).sum(0),
+        x.gather(1, j).sum(0),
+        x.gather(0, m),
+        w.index_select(0, k),
+        x[k] + x[-k - 1],
+        x[k, k].sum(),
+        x.new_zeros(4, 6).scatter_add(0, m, x),
+    )
+
+
+@group(lambda n: floats(n, n + 1, 6), lambda n: floats(n, 6), lambda n: floats(n, 6), lambda n: indices(n, n + 1))
+def losses(s: Any, x: Any, y: Any, t: Any) -> Any:
+    return (
+        F.cross_entropy(x, t[:, 0]),
+        F.cross_entropy(x, t[:, 0], reduction="none"),
+        F.cross_entropy(s[:, :-1].reshape(-1, 6), t[:, 1:].reshape(-1), ignore_index=1),
+        F.mse_loss(x, y),
+        F.smooth_l1_loss(x, y, reduction="sum"),
+        F.binary_cross_entropy_with_logits(x, y.sigmoid()),
+    )
+
+
+@group(
+    lambda n: floats(n, n, 6),
+    lambda n: floats(6),
+    lambda n: floats(6),
+    lambda n: floats(n, 6, 2),
+    lambda n: floats(n, 6),
+)
+def rows(x: Any, w: Any, b: Any, y: Any, z: Any) -> Any:
+    return (
+        F.layer_norm(x, (6,), w, b),
+        F.rms_norm(x, (6,), w),
+        F.group_norm(y, 2, w, b),
+        F.batch_norm(y, b.detach(), w.detach().exp(), w, b),
+        z.topk(2, -1).values.sum(0),
+        z.sort(-1).values.sum(0),
+    )
+
+
+@group(
+    *(lambda n: floats(n, 2, 4, 4), lambda n: floats(3, 2, 3, 3), lambda n: floats(3)),
+    *(lambda n: floats(2, 2, n), lambda n: floats(3, 2, 3)),
+)
+def convolutions(x: Any, w: Any, b: Any, y: Any, v: Any) -> Any:
+    return F.conv2d(x, w, b, padding=1), F.conv1d(y, v, padding=2, stride=2), F.max_pool2d(x, 2)
+
+
+@group(
+    *(lambda n: floats(2, 2, n, 4), lambda n: floats(2, 2, n + 1, 4), lambda n: floats(2, 2, n + 1, 4)),
+    *(lambda n: floats(2, 1, n, n + 1), lambda n: floats(n, 2, 3, 4)),
+)
+def attention(q: Any, k: Any, v: Any, mask: Any, batch: Any) -> Any:
+    attend = F.scaled_dot_product_attention
+    visible = torch.ones(q.shape[2], k.shape[2], device=q.device).tril().bool()
+    return (
+        attend(q, k, v),
+        attend(q, q * 2, q + 1, is_causal=True),
+        attend(q, k, v, mask),
+        attend(q, k, v, visible),
+        attend(batch, batch, batch),
+    )
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_equals_cpu_whatever_is_in_the_padding(name: str) -> None:
+    check(*GROUPS[name])
+    assert not unpadded()
+    # One for the first size, one for each bucket.
+    assert max(programs()) == len(SIZES)
