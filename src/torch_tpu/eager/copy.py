@@ -11,7 +11,7 @@ from torch_tpu.eager.kernels import kernel, program
 from torch_tpu.eager.memory import check_device
 from torch_tpu.hlo.strided import is_dense
 from torch_tpu.tensor.errors import device_mismatch
-from torch_tpu.tensor.storage import Value, geometry, new_tensor, value_of
+from torch_tpu.tensor.storage import Content, Value, geometry, new_tensor, value_of
 from torch_tpu.tensor.transfer import from_host, host_view, upload
 
 aten = torch.ops.aten
@@ -22,7 +22,7 @@ def owns_storage(t: torch.Tensor) -> bool:
     return t.numel() * t.element_size() == t.untyped_storage().nbytes() and is_dense(t.shape, t.stride())
 
 
-def _whole_value(t: torch.Tensor) -> Value | None:
+def _whole_value(t: torch.Tensor) -> Content | None:
     """The value of a tensor that is exactly what its storage holds."""
     if t.device.type == "cpu":
         raise device_mismatch(t)

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import ref
 
 import numpy as np
 import torch
@@ -28,6 +27,7 @@ from torch_tpu.runtime.client import Buffer, client, client_errors, launch
 from torch_tpu.tensor.errors import device_mismatch, translate
 from torch_tpu.tensor.storage import (
     UNSHARED,
+    Content,
     Geometry,
     Value,
     new_contiguous,
@@ -42,10 +42,12 @@ _matmul_precision = torch._C._get_float32_matmul_precision
 _default_dtype = torch.get_default_dtype
 _WIDE = frozenset({torch.float64, torch.complex128})
 _Tensor = torch.Tensor
-_LAST_INT64 = 2**63 - 1
+LAST_INT64 = 2**63 - 1
 
 # Plan or Unsupported by signature. Forgetting a plan also frees its executable.
 _plans = Recent(16384)
+# Those of simple calls once more, by shorter keys (`eager.simple`).
+simple_plans = Recent(16384)
 _making = threading.RLock()
 _counters = metrics.counts.counters
 
@@ -92,7 +94,7 @@ class CallSignature:
     def __init__(self, key: list[Any]) -> None:
         self.key = key
         self.tensors: list[torch.Tensor] = []
-        self.values: list[Value] = []
+        self.values: list[Content] = []
         self.storages: list[Any] = []
         self.starts = {}
         self.data: list[Any] = []
@@ -145,7 +147,7 @@ class CallSignature:
             for item in value:
                 self.argument(item, is_data)
         elif is_data and isinstance(value, (int, float, complex)) and (is_data is True or is_data(value)):
-            self.key.append("uint64" if value.__class__ is int and value > _LAST_INT64 else type(value))
+            self.key.append("uint64" if value.__class__ is int and value > LAST_INT64 else type(value))
             self.data.append(value)
         elif isinstance(value, (float, complex, bool)):
             # Equal keys are not enough: 1 == 1.0 == True, 0.0 == -0.0, nan != nan.
@@ -224,6 +226,7 @@ def find_plan(key: tuple[Any, ...], make: Callable[[], Call]) -> Plan | Unsuppor
 def clear_plans() -> None:
     """Forgets every compiled program."""
     _plans.clear()
+    simple_plans.clear()
     chunk.clear()
 
 
@@ -352,21 +355,18 @@ def defer(plan: Plan, sig: CallSignature, generator: Any) -> Any:
     values = sig.values
     for i in plan.bases:
         value = values[i]
-        if type(value) is Pending:
-            if value.graph is not pending and value.graph is not None:
+        if value.graph is not None:
+            if value.graph is not pending:
                 value.graph.flush("used by another thread")
         elif value.array is None:
             values[i] = initialise(sig.storages[i])
     with pending.lock:
-        first = pending.record(plan, values, numbers)
-        returned = plan.returned
-        if plan.is_simple:
-            value = Pending(pending, first, returned.geometry)
-            pending.slots[first - pending.base] = ref(value)
-            result = new_contiguous(returned.sizes, returned.dtype, value)
+        recorded = pending.record(plan, values, numbers)
+        if isinstance(recorded, Pending):
+            result = new_contiguous(plan.returned.sizes, plan.returned.dtype, recorded)
         else:
-            result = _finish(plan, sig, lambda slot, g: pending.value(first + slot, g))
-    if pending.nbytes >= graph.LARGE or len(pending.calls) >= 2 * graph.SHORTEST_CHUNK:
+            result = _finish(plan, sig, lambda slot, g: pending.value(recorded + slot, g))
+    if pending.nbytes >= graph.LARGE or len(pending.operators) >= 2 * graph.SHORTEST_CHUNK:
         pending.grown()
     return result
 
@@ -382,7 +382,7 @@ def _numbers(plan: Plan, sig: CallSignature, generator: Any) -> list[Sequence[An
     return numbers
 
 
-def _finish(plan: Plan, sig: CallSignature, value: Callable[[int, Geometry], Value]) -> Any:
+def _finish(plan: Plan, sig: CallSignature, value: Callable[[int, Geometry], Content]) -> Any:
     """Re-points written storages; the call's result made of the values in the plan's result slots."""
     for i, slot, g in plan.writes:
         sig.storages[i].value = value(slot, g)
@@ -394,14 +394,16 @@ def _finish(plan: Plan, sig: CallSignature, value: Callable[[int, Geometry], Val
     return _assemble(returned, value, sig, {})
 
 
-def _fresh(place: Fresh, value: Value) -> torch.Tensor:
+def _fresh(place: Fresh, value: Content) -> torch.Tensor:
     if place.contiguous:
         return new_contiguous(place.sizes, place.dtype, value)
     storage = new_storage(place.geometry.nbytes, value)
     return view(storage, place.dtype, place.offset, place.sizes, place.strides)
 
 
-def _assemble(tree: Any, value: Callable[[int, Geometry], Value], sig: CallSignature, storages: dict[int, Any]) -> Any:
+def _assemble(
+    tree: Any, value: Callable[[int, Geometry], Content], sig: CallSignature, storages: dict[int, Any]
+) -> Any:
     if isinstance(tree, Fresh):
         storage = storages.get(tree.result)
         if storage is None:

@@ -19,6 +19,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -29,11 +30,10 @@ from torch_tpu.eager.plan import Plan
 from torch_tpu.hlo.strided import contiguous_strides
 from torch_tpu.metrics import places
 from torch_tpu.metrics.places import Place
-from torch_tpu.runtime import memory
 from torch_tpu.runtime.client import Buffer, client, launch
 from torch_tpu.tensor import transfer
 from torch_tpu.tensor.errors import translate
-from torch_tpu.tensor.storage import UNSHARED, Geometry, Value, geometry, references
+from torch_tpu.tensor.storage import UNSHARED, Content, Geometry, Value, geometry, references
 
 # A growing graph is cut when it has twice as many operators as this, behind the first so many.
 SHORTEST_CHUNK = 64
@@ -47,19 +47,19 @@ SHORTEST_LARGE_CHUNK_OF_TPU = 32
 MOST_UNREAD = 64
 
 
-class Pending(Value):
+class Pending(Content):
     """A result that is not computed before somebody needs it."""
 
-    __slots__ = ("_buffer", "graph", "slot")
+    __slots__ = ("computed", "graph", "slot")
+    computed: Value
 
     def __init__(self, graph: Graph, slot: int, geometry: Geometry) -> None:
         self.graph: Graph | None = graph
         self.slot = slot
         self.geometry = geometry
-        self._buffer: Buffer | None = None
 
     @property
-    def array(self) -> Buffer:  # type: ignore[override]
+    def array(self) -> Buffer | None:  # type: ignore[override]
         """The buffer; asking for it runs what leads to it.
 
         Raises:
@@ -70,20 +70,18 @@ class Pending(Value):
             graph.flush("read")
             if self.graph is not None:
                 raise RuntimeError("this tensor was never computed: the program it was part of failed")
-        return self._buffer
+        return self.computed.array
 
     def fill(self, buffer: Buffer) -> None:
-        self._buffer = buffer
+        self.computed = Value(buffer, self.geometry)
         self.graph = None
-        memory.counter.add(self.geometry.nbytes)
 
     def give_up(self) -> None:
-        self._buffer = None
-        memory.counter.remove(self.geometry.nbytes)
+        self.computed.give_up()
 
-    def __del__(self) -> None:
-        if self._buffer is not None:
-            memory.counter.remove(self.geometry.nbytes)
+
+class NotReadyError(Exception):
+    """A value that a graph can't read as it is: pending in another thread's graph, or memory nobody has written."""
 
 
 # Where forward created each node of the autograd graph, by PyTorch's number for it; kept on topologies only.
@@ -127,63 +125,86 @@ class Graph:
 
     Attributes:
         operators: in their order.
-        calls: the first operator of each call. A call for lists records one operator per entry, and is never cut.
+        inner: those that are not the first of their call. A call for lists records one for each entry, and is never
+            cut.
         slots: from slot `base` on, each result's Pending value for as long as somebody refers to it.
         inputs: the values they read; those to which nothing else refers are donated to the last program that does.
+        index: the position of each in `inputs`, by its id.
         nbytes: of all results.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.operators: list[Recorded] = []
-        self.calls: list[int] = []
-        self.same_call = False
+        self.inner: list[int] = []
+        self.call: int | None = None  # how many operators of one call for lists are recorded
         self.slots: list[weakref.ref[Pending] | None] = []
         self.base = 0
-        self.inputs: list[Value] = []
+        self.inputs: list[Content] = []
         self.nbytes = 0
-        self._index: dict[int, int] = {}
+        self.index: dict[int, int] = {}
         self._follows_backward = client().names_operators
         self._is_host_memory = client().is_host_memory
         _graphs.add(self)
 
-    def record(self, plan: Plan, values: Sequence[Value], numbers: chunk.Numbers) -> int:
-        """Adds an operator; returns the slot of its first result.
+    def record(self, plan: Plan, values: Sequence[Content], numbers: chunk.Numbers) -> Pending | int:
+        """Adds an operator; returns the result of a simple plan, else the slot of the first result.
 
         Args:
-            values: of the call's inputs, each a buffer or pending here.
-        """
-        wires = []
-        index = self._index
-        for i in plan.bases:
-            value = values[i]
-            if type(value) is Pending and value.graph is self:
-                wires.append(~value.slot)
-            else:
-                known = index.get(id(value))
-                wires.append(self._input(value) if known is None else known)
-        first = self.base + len(self.slots)
-        if not self.same_call:
-            self.calls.append(len(self.operators))
-        place = places.here(4)
-        if self._follows_backward:
-            place = _forward_place(place)
-        self.operators.append((plan, wires, numbers, first, place))
-        self.slots.extend(plan.no_slots)
-        self.nbytes += plan.nbytes
-        for slot, message, kind, shown in plan.checks:
-            condition = self.value(first + slot, _SCALAR_BOOL)
-            number = None if shown is None else self.value(first + shown, geometry((), (), plan.results[shown][1]))
-            _unread.append(Unread(condition, message, kind, number, plan.name, place))
-        return first
+            values: of the call's inputs.
 
-    def _input(self, value: Value) -> int:
+        Raises:
+            NotReadyError: where one of them can't be read yet; then nothing is recorded.
+        """
+        lock = self.lock
+        lock.acquire()  # `with` takes twice the time
+        try:
+            wires = []
+            index = self.index
+            for i in plan.bases:
+                value = values[i]
+                if value.graph is self:
+                    wires.append(~value.slot)  # type: ignore[attr-defined]
+                else:
+                    known = index.get(id(value))
+                    wires.append(self._input(value) if known is None else known)
+            operators, slots = self.operators, self.slots
+            first = self.base + len(slots)
+            place = places.here(4)
+            if self._follows_backward:
+                place = _forward_place(place)
+            if self.call is not None:
+                if self.call:
+                    self.inner.append(len(operators))
+                self.call += 1
+            if plan.is_simple:
+                result = Pending(self, first, plan.returned.geometry)
+                results: Sequence[weakref.ref[Pending] | None] = (ref(result),)
+            else:
+                results = plan.no_slots
+            # Without a call between these, an interruption finds both done or neither.
+            slots += results
+            operators += ((plan, wires, numbers, first, place),)
+            self.nbytes += plan.nbytes
+            if plan.is_simple:
+                return result
+            for slot, message, kind, shown in plan.checks:
+                condition = self.value(first + slot, _SCALAR_BOOL)
+                number = None if shown is None else self.value(first + shown, geometry((), (), plan.results[shown][1]))
+                _unread.append(Unread(condition, message, kind, number, plan.name, place))
+            return first
+        finally:
+            lock.release()
+
+    def _input(self, value: Content) -> int:
         """The position of a value in `inputs`."""
-        index = self._index.get(id(value))
-        if index is None:
-            index = self._index[id(value)] = len(self.inputs)
+        position = self.index.get(id(value))
+        if position is None:
+            if value.graph is not None or value.array is None:
+                raise NotReadyError
+            position = self.index[id(value)] = len(self.inputs)
             self.inputs.append(value)
-        return index
+        return position
 
     def next_slot(self) -> int:
         return self.base + len(self.slots)
@@ -197,12 +218,11 @@ class Graph:
     @contextlib.contextmanager
     def one_call(self) -> Iterator[None]:
         """What is recorded inside belongs to one call."""
-        self.calls.append(len(self.operators))
-        self.same_call = True
+        self.call = 0
         try:
             yield
         finally:
-            self.same_call = False
+            self.call = None
 
     def value(self, slot: int, geometry: Geometry) -> Pending:
         """A new value for a slot."""
@@ -214,7 +234,7 @@ class Graph:
         """Runs the first part of a graph that has become long, unless a call is being recorded."""
         large = SHORTEST_LARGE_CHUNK if self._is_host_memory else SHORTEST_LARGE_CHUNK_OF_TPU
         shortest = SHORTEST_CHUNK if self.nbytes < LARGE else large
-        if len(self.calls) >= 2 * shortest and not self.same_call:
+        if len(self.operators) - len(self.inner) >= 2 * shortest and self.call is None:
             metrics.note("flush", "grown long")
             with self.lock:
                 self._run(self._cut(shortest))
@@ -234,12 +254,18 @@ class Graph:
         def digest(n: int) -> int:
             return ((digests[n - 2] * 3 + digests[n - 1]) * 5 + digests[n]) * 0x9E3779B1 & 0xFFFFFFFF
 
+        calls = self._calls()
         if self._is_host_memory:
-            return min(self.calls[shortest:], key=digest)
-        crossing = self._crossing(shortest)
+            return min(calls[shortest:], key=digest)
+        crossing = self._crossing(calls, shortest)
         return min(crossing, key=lambda n: (crossing[n], digest(n)))
 
-    def _crossing(self, shortest: int) -> dict[int, int]:
+    def _calls(self) -> list[int]:
+        """The first operator of each call."""
+        inner = set(self.inner)
+        return [n for n in range(len(self.operators)) if n not in inner]
+
+    def _crossing(self, calls: Sequence[int], shortest: int) -> dict[int, int]:
         """The bytes of earlier results that the calls behind each place read soon.
 
         The last places are left out: what would read over them is not recorded yet.
@@ -247,10 +273,10 @@ class Graph:
         sizes = [nbytes for plan, *_ in self.operators for nbytes in plan.sizes]
         near = shortest // 4
         found = {}
-        for k in range(shortest, len(self.calls) - near):
-            n = self.calls[k]
+        for k in range(shortest, len(calls) - near):
+            n = calls[k]
             first = self.operators[n][3]
-            behind = self.operators[n : self.calls[k + near]]
+            behind = self.operators[n : calls[k + near]]
             read = {~w for _, wires, *_ in behind for w in wires if w < 0 and ~w < first}
             found[n] = sum(sizes[slot - self.base] for slot in read)
         return found
@@ -271,7 +297,7 @@ class Graph:
             for w in operands:
                 code.append(w + base if w < 0 else externals.setdefault(w, len(externals)))
         indices = list(externals)
-        made: dict[int, Value] = {}
+        made: dict[int, Content] = {}
         enqueued: list[Any] = []
         try:
             found = chunk.find(tuple(code), outputs, plans, user_places)
@@ -304,7 +330,7 @@ class Graph:
         found = ((n, reference()) for n, reference in enumerate(self.slots[:count]) if reference is not None)
         return {n: value for n, value in found if value is not None}
 
-    def _run_one_by_one(self, error: Exception, made: Mapping[int, Value]) -> None:
+    def _run_one_by_one(self, error: Exception, made: Mapping[int, Content]) -> None:
         """After a failure: computes all that can be computed, and says which operator failed.
 
         Args:
@@ -340,14 +366,14 @@ class Graph:
         if failure is not None:
             raise failure from error
 
-    def _forget(self, count: int, end: int, made: Mapping[int, Value]) -> None:
+    def _forget(self, count: int, end: int, made: Mapping[int, Content]) -> None:
         """Drops the first `count` operators; what later ones need of their results are inputs now."""
         base, inputs = self.base, self.inputs
         self.operators = self.operators[count:]
-        self.calls = [n - count for n in self.calls if n >= count]
+        self.inner = [n - count for n in self.inner if n >= count]
         self.nbytes = sum(plan.nbytes for plan, *_ in self.operators)
         self.slots, self.base = self.slots[end - base :], end
-        self.inputs, self._index = [], {}
+        self.inputs, self.index = [], {}
         for _, operands, *_ in self.operators:
             for k, w in enumerate(operands):
                 if w >= 0 or ~w < end:

@@ -8,23 +8,42 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from torch_tpu.eager import execute, graph, hooks, mode
+from torch_tpu.eager import execute, graph, hooks, mode, simple
 from torch_tpu.eager.fallback import as_cpu_raises, run_on_cpu
+from torch_tpu.eager.graph import NotReadyError
 from torch_tpu.eager.memory import check_device
 from torch_tpu.eager.overlap import check_overlap
 from torch_tpu.eager.plan import Call
+from torch_tpu.eager.simple import PLAIN, SHARED, record, run
 from torch_tpu.ops import derived
 from torch_tpu.ops.schema import signature
 from torch_tpu.ops.trace import Tracer
 from torch_tpu.runtime.client import client
 
+# What each call looks up.
+LAST_INT64 = execute.LAST_INT64
 CallSignature = execute.CallSignature
+_Tensor = torch.Tensor
+_matmul_precision = torch._C._get_float32_matmul_precision
+_find = simple.plans.get
+_default_dtype = torch.get_default_dtype
 
 
 class Operator:
     """A dispatcher kernel: signature → plan → results. Calling it is running the operator."""
 
-    __slots__ = ("data", "func", "generator", "in_place", "keyword_data", "name", "sig", "wide")
+    __slots__ = (
+        "data",
+        "func",
+        "generator",
+        "in_place",
+        "keyword_data",
+        "name",
+        "reads_precision",
+        "sig",
+        "wide",
+        "writes",
+    )
     kind = "operator"
 
     def __init__(self, func: OpOverload) -> None:
@@ -32,16 +51,65 @@ class Operator:
         self.name = func._schema.name.partition("::")[2]
         self.sig = signature(func)
         self.in_place = self.sig.is_inplace
+        # Whether one of its programs so far depends on the precision of float32 products.
+        self.reads_precision = False
         self.data = tuple(derived.is_data(func, a) for a in self.sig.arguments)
         self.keyword_data = {a.name: d for a, d in zip(self.sig.arguments, self.data, strict=True)}
         rule = derived.lowering(func)
         self.wide = rule is not None and rule.wide
+        self.writes = any(a.is_written for a in self.sig.arguments) or (rule is not None and bool(rule.mutates))
         # Where a generator stands among the positional arguments.
         self.generator = self.sig.positions.get("generator", len(self.sig.arguments))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if hooks.forked is not None:
             hooks.forked()
+        if kwargs or self.writes:
+            return self._call_any(args, kwargs, None)
+        # Everything down to `_call_any` is `eager.simple`, here because one more function would cost too much.
+        key: list[Any] = [self, _default_dtype()]
+        if self.reads_precision:
+            key.append(_matmul_precision())
+        values: list[Any] = []
+        data: list[int | float] = []
+        last = None
+        for t, is_data in zip(args, self.data):  # noqa: B905  (defaults are left out, and `strict` costs time)
+            if isinstance(t, _Tensor):
+                storage = t.untyped_storage()
+                try:
+                    value = storage.value  # type: ignore[attr-defined]
+                except AttributeError:
+                    break
+                g = value.geometry
+                if t.dtype is not g.real or t.shape != g.sizes or t.stride() != g.strides or t.storage_offset():
+                    break
+                if storage is last:
+                    key.append(SHARED)
+                last = storage
+                key.append(g)
+                values.append(value)
+            elif is_data is True and (t.__class__ is float or (t.__class__ is int and t <= LAST_INT64)):
+                key.append(t.__class__)
+                data.append(t)
+            elif t.__class__ in PLAIN and (is_data is False or t is None):
+                key.append(t)
+            elif t.__class__ is bool and is_data is False:
+                key.append(bool)
+                key.append(t)
+            else:
+                break
+        else:
+            plan = _find(tuple(key))
+            if plan is not None:
+                try:
+                    return record(plan, values, data) if mode.fused else run(plan, values, data)
+                except NotReadyError:
+                    pass
+            return self._call_any(args, kwargs, key)
+        return self._call_any(args, kwargs, None)
+
+    def _call_any(self, args: tuple[Any, ...], kwargs: dict[str, Any], key_of_simple: list[Any] | None) -> Any:
+        """A call that is not known as a simple one; if it can become one, it is from now on."""
         sig = CallSignature([self])
         sig.arguments(args, self.data)
         generator = args[self.generator] if len(args) > self.generator else None
@@ -62,6 +130,8 @@ class Operator:
                 plan = execute.find_plan(key, lambda: self._call(sig, args, kwargs))
             except Exception as error:
                 raise as_cpu_raises(self.func, args, kwargs, error) from None
+        if key_of_simple is not None:
+            simple.keep(key_of_simple, plan, sig)
         if isinstance(plan, execute.Unsupported):
             return run_on_cpu(self.func, args, kwargs, plan.reason)
         return execute.defer(plan, sig, generator) if mode.fused else execute.submit(plan, sig, generator)

@@ -122,7 +122,8 @@ class Plan:
         reused: (argument, input, result): arguments whose memory the program gives to the value written to the input.
             Called by itself it takes their buffers, which nobody else may hold.
         returned: what the call returns, with Fresh and Alias in place of tensors.
-        is_simple: that is result 0 as a contiguous tensor, and nothing is written.
+        reads_precision: PyTorch's precision of float32 products had a say in the program.
+        is_simple: that is the only result as a contiguous tensor, and nothing is written.
     """
 
     __slots__ = (
@@ -143,6 +144,7 @@ class Plan:
         "number",
         "numbers",
         "operations",
+        "reads_precision",
         "results",
         "returned",
         "reused",
@@ -161,7 +163,7 @@ class Plan:
         parameters: Sequence[module.Spec],
         results: list[module.Spec],
         operations: set[str],
-        custom_calls: set[str],
+        target: module.Target,
         *,
         bases: tuple[int, ...],
         starts: tuple[tuple[int, int], ...],
@@ -185,7 +187,8 @@ class Plan:
         self.nbytes = sum(self.sizes)
         self.no_slots = (None,) * len(results)
         self.operations = operations
-        self.custom_calls = custom_calls
+        self.custom_calls = target.custom_calls
+        self.reads_precision = target.reads_precision
         self.bases = bases
         self.starts = starts
         self.data = data
@@ -203,7 +206,7 @@ class Plan:
         )
         module.reuse_parameters(built, [(argument, result) for argument, _, result in self.reused])
         self.returned = returned
-        self.is_simple = not writes and isinstance(returned, Fresh) and returned.contiguous and returned.result == 0
+        self.is_simple = len(results) == 1 and not writes and isinstance(returned, Fresh) and returned.contiguous
         self.executable: Executable | None = None
 
     def compiled(self) -> Executable:
@@ -379,7 +382,7 @@ def make_plan(call: Call, platform: str | None = None) -> Plan:
         [spec for spec, is_used in zip(builder.specs, used, strict=True) if is_used],
         results,
         operations,
-        target.custom_calls,
+        target,
         bases=tuple(i for kind, i in arguments if kind == "base"),
         starts=tuple((i, call.inputs[i].starts) for kind, i in arguments if kind == "starts"),
         data=tuple((i, data_dtype(call.data[i], call.wide)) for kind, i in arguments if kind == "data"),

@@ -18,6 +18,7 @@ from torch_tpu import ops
 from torch_tpu.eager import gate
 from torch_tpu.eager.kernels import HANDWRITTEN, program
 from torch_tpu.eager.memory import host_metadata_kernel
+from torch_tpu.eager.operator import Operator
 from torch_tpu.eager.out import OutKernel
 from torch_tpu.ops import derived
 from torch_tpu.ops.registry import decomposes_here
@@ -75,7 +76,9 @@ def _register_all() -> None:
         if name.startswith(("aten::", "tpu::", "prims::")) and not _has_kernel(name, "PrivateUse1"):
             kernel = kernel_for(name)
             if kernel is not None:
-                _library(name.partition("::")[0]).impl(name.partition("::")[2], kernel, "PrivateUse1")
+                # PyTorch calls a bound method sooner than an object that can be called.
+                function = kernel.__call__ if isinstance(kernel, Operator) else kernel
+                _library(name.partition("::")[0]).impl(name.partition("::")[2], function, "PrivateUse1")
 
 
 _libraries: dict[str, torch.library.Library] = {"aten": gate.library}

@@ -32,12 +32,14 @@ class Target:
         custom_calls: names of the functions it calls that XLA must know.
         copies: names of the private functions that are copies of other modules, by module.
         functions: how many private functions it has.
+        reads_precision: whether PyTorch's precision of float32 products had a say in it.
     """
 
     platform: str
     custom_calls: set[str] = field(default_factory=set)
     copies: dict[Any, str] = field(default_factory=dict)
     functions: int = 0
+    reads_precision: bool = False
 
     def new_name(self) -> str:
         """A name for a private function."""

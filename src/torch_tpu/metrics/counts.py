@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 
-counters: Counter[str] = Counter()
+# No Counter: adding to one takes twice the time, and each operator does.
+counters: defaultdict[str, int] = defaultdict(int)
 seconds: dict[str, float] = {}
 
 

@@ -22,6 +22,7 @@ PRECISION = {"highest": "HIGHEST", "high": "HIGH", "medium": "DEFAULT"}
 
 def precision() -> str:
     """The StableHLO precision that `torch.set_float32_matmul_precision` asks for."""
+    module.target().reads_precision = True
     return PRECISION[torch.get_float32_matmul_precision()]
 
 

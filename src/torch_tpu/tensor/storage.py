@@ -12,7 +12,6 @@ import math
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from sys import getrefcount
 from typing import Any
 
@@ -30,10 +29,8 @@ _make_empty = _C._acc.create_empty_tensor
 _counter = memory.counter
 
 
-@lru_cache(maxsize=1)
-def device() -> torch.device:
-    return torch.device("tpu", 0)
-
+# PyTorch knows it by the name "tpu" as soon as the device is registered.
+DEVICE = torch.device("privateuseone", 0)
 
 # Storages of up to 2**k bytes have addresses that are multiples of that, in a range of their own: no lock is needed.
 _SMALLEST, _LARGEST = 9, 47
@@ -46,15 +43,20 @@ def _addresses(nbytes: int) -> Iterator[int]:
 
 
 class Geometry:
-    """How the dimensions of a value lie in its storage; interned, so that equal ones are the same object."""
+    """How the dimensions of a value lie in its storage; interned, so that equal ones are the same object.
 
-    __slots__ = ("__weakref__", "addresses", "dtype", "is_complex", "nbytes", "sizes", "strides")
+    Attributes:
+        real: the dtype unless it is complex, when tensors may be conjugated.
+    """
+
+    __slots__ = ("__weakref__", "addresses", "dtype", "is_complex", "nbytes", "real", "sizes", "strides")
 
     def __init__(self, sizes: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> None:
         self.sizes = sizes
         self.strides = strides
         self.dtype = dtype
         self.is_complex = dtype.is_complex
+        self.real = None if dtype.is_complex else dtype
         self.nbytes = math.prod(sizes) * dtype.itemsize
         self.addresses = _addresses(self.nbytes)
 
@@ -84,25 +86,21 @@ def flat_geometry(nbytes: int, dtype: torch.dtype = torch.uint8) -> Geometry:
     return geometry((nbytes // dtype.itemsize,), (1,), dtype)
 
 
-class Value:
-    """A device buffer with its geometry. `array` is None for memory nobody has written: nothing is allocated yet."""
+class Content:
+    """What a storage holds: a Value, or in fused eager what will have one.
 
-    __slots__ = ("__weakref__", "array", "geometry")
+    Attributes:
+        graph: what will compute it, if it is not there yet.
+    """
 
-    def __init__(self, array: Buffer | None, geometry: Geometry) -> None:
-        self.array = array
-        self.geometry = geometry
-        if array is not None:
-            _counter.add(geometry.nbytes)
+    __slots__ = ("__weakref__", "geometry")
+    geometry: Geometry
+    array: Buffer | None
+    graph: Any = None
 
     def give_up(self) -> None:
         """Its buffer was donated to a program; nothing may ask for it any more."""
-        self.array = None
-        _counter.remove(self.geometry.nbytes)
-
-    def __del__(self) -> None:
-        if self.array is not None:
-            _counter.remove(self.geometry.nbytes)
+        raise NotImplementedError
 
     @property
     def sizes(self) -> torch.Size:
@@ -119,6 +117,26 @@ class Value:
     @property
     def nbytes(self) -> int:
         return self.geometry.nbytes
+
+
+class Value(Content):
+    """A device buffer with its geometry. `array` is None for memory nobody has written: nothing is allocated yet."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: Buffer | None, geometry: Geometry) -> None:
+        self.array = array
+        self.geometry = geometry
+        if array is not None:
+            _counter.add(geometry.nbytes)
+
+    def give_up(self) -> None:
+        self.array = None
+        _counter.remove(self.geometry.nbytes)
+
+    def __del__(self) -> None:
+        if self.array is not None:
+            _counter.remove(self.geometry.nbytes)
 
 
 def references(values: Sequence[Any], n: int) -> tuple[int, int]:
@@ -147,14 +165,14 @@ def uninitialised(nbytes: int, dtype: torch.dtype = torch.uint8) -> Value:
     return Value(None, flat_geometry(nbytes, dtype))
 
 
-def new_storage(nbytes: int, value: Value) -> torch.UntypedStorage:
+def new_storage(nbytes: int, value: Content) -> torch.UntypedStorage:
     """A storage of `nbytes` that holds `value`."""
-    storage: torch.UntypedStorage = _construct(next(_addresses(nbytes)), device(), nbytes)
+    storage: torch.UntypedStorage = _construct(next(_addresses(nbytes)), DEVICE, nbytes)
     storage.value = value  # type: ignore[attr-defined]
     return storage
 
 
-def new_contiguous(sizes: Sequence[int], dtype: torch.dtype, value: Value) -> torch.Tensor:
+def new_contiguous(sizes: Sequence[int], dtype: torch.dtype, value: Content) -> torch.Tensor:
     """A contiguous tensor over a storage of its own that holds `value`.
 
     At a third of the cost of `view(new_storage(...))`: PyTorch makes the tensor, whose storage then gets the address
@@ -163,12 +181,12 @@ def new_contiguous(sizes: Sequence[int], dtype: torch.dtype, value: Value) -> to
     tensor: torch.Tensor = _make_empty(sizes, dtype)
     storage = tensor.untyped_storage()
     g = value.geometry
-    storage._swap_data_ptr_(_construct(next(g.addresses), device(), g.nbytes))  # type: ignore[attr-defined]
+    storage._swap_data_ptr_(_construct(next(g.addresses), DEVICE, g.nbytes))  # type: ignore[attr-defined]
     storage.value = value  # type: ignore[attr-defined]
     return tensor
 
 
-def value_of(storage: torch.UntypedStorage) -> Value:
+def value_of(storage: torch.UntypedStorage) -> Content:
     """What the storage holds; a storage that C++ made over one of our pointers gets uninitialised memory."""
     value = getattr(storage, "value", None)
     if value is None:
@@ -192,7 +210,7 @@ def view(
     return set_geometry(_make_empty([], dtype), storage, offset, sizes, strides)
 
 
-def new_tensor(value: Value) -> torch.Tensor:
+def new_tensor(value: Content) -> torch.Tensor:
     """A tensor over a storage of its own that holds `value`, with the value's sizes, strides and dtype."""
     g = value.geometry
     return view(new_storage(g.nbytes, value), g.dtype, 0, g.sizes, g.strides)
