@@ -116,6 +116,33 @@ def test_the_name_of_the_cpu_kernel(is_causal: bool, mask_shape: tuple[int, ...]
     check(lambda q, k, v, m: flash(q, k, v, 0.0, is_causal, attn_mask=m, scale=0.3), *leaves, mask, **CLOSE)
 
 
+@pytest.mark.parametrize("mask", [torch.zeros(()), torch.zeros(7), torch.ones(7, dtype=torch.bool), torch.zeros(1)])
+def test_masks_of_fewer_than_two_dimensions(mask: torch.Tensor) -> None:
+    """The CPU's fused kernel refuses them, whether chosen in the end or not; its composite takes them."""
+    q, k, v = (t.detach() for t in _qkv(width=8))
+    for device in ("cpu", "tpu"):
+        for width in (8, 6):
+            with pytest.raises(IndexError):
+                F.scaled_dot_product_attention(*(t.to(device) for t in (q, k, v[..., :width], mask)))
+    check(F.scaled_dot_product_attention, q[0], k[0], v[0], mask, **CLOSE)
+    if mask.is_floating_point():
+        check(F.scaled_dot_product_attention, q, k, v, mask.clone().requires_grad_(), **CLOSE)
+    with nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
+        check(F.scaled_dot_product_attention, q, k, v, mask, **CLOSE)
+
+
+def test_arguments_that_the_cpu_refuses() -> None:
+    for device in ("cpu", "tpu"):
+        q, k, v = (t.detach().to(device) for t in _qkv(width=8))
+        with pytest.raises(RuntimeError, match=r"between 0 and 1, but got 1\.5"):
+            F.scaled_dot_product_attention(q, k, v, dropout_p=1.5)
+        with pytest.raises(RuntimeError):
+            F.scaled_dot_product_attention(q, k, v, dropout_p=-1.0)
+        with pytest.raises(RuntimeError) as refused:
+            F.scaled_dot_product_attention(q.long(), k.long(), v.long())
+        assert not isinstance(refused.value, NotImplementedError)
+
+
 def test_which_kernel_is_chosen() -> None:
     q, k, v = (t.detach().to("tpu") for t in _qkv())
     assert torch._fused_sdp_choice(q, k, v) == torch.nn.attention.SDPBackend.OVERRIDEABLE.value

@@ -122,3 +122,18 @@ def test_one_bool_is_its_own_sum_and_product() -> None:
     for device in ("cpu", "tpu"):
         with pytest.raises(NotImplementedError, match="not implemented for 'Bool'"):
             torch.tensor([True, False], device=device).cumsum_(0)
+
+
+@pytest.mark.parametrize("dtype", [I64, torch.float64])
+def test_rows_of_64_bit_numbers(dtype: torch.dtype) -> None:
+    """Rows of whole strides are scanned several elements at a time, each row anew."""
+    x = torch.arange(1, 3 * 2 * 24 + 1).reshape(3, 2, 24).to(dtype) % 7 - 2
+    check(lambda x: [x.cumsum(2), x.cumsum(1), x[:, :, :20].cumsum(2)], x)
+    check(lambda x: [x.cumprod(2), x.reshape(-1).cumsum(0)], x.to(torch.int64) if dtype is I64 else x / 2)
+
+
+def test_64_bit_sums_that_overflow_and_infinities() -> None:
+    check(lambda x: x.cumsum(1), torch.full((2, 16), 2**61))
+    x = torch.zeros(2, 16, dtype=torch.float64)
+    x[0, 3], x[0, 11], x[1, 5] = INF, -INF, NAN
+    check(lambda x: [x.cumsum(1), x.logcumsumexp(1)], x)

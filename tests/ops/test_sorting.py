@@ -89,6 +89,31 @@ def test_topk_of_distinct_values(dtype: torch.dtype) -> None:
     check(lambda x: [x.topk(7), x.topk(7, largest=False), x.topk(3, 0)[0], x.t().topk(5, 0)], x)
 
 
+@pytest.mark.parametrize("dtype", [F32, BF16, F64, torch.uint8, torch.int32, I64])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_place_of_order_statistics(dtype: torch.dtype, dim: int) -> None:
+    """Among equal elements it is the one that a stable sort puts there, whichever the CPU takes."""
+    x = torch.randint(-5, 6, (130, 131)).to(dtype)
+    if dtype is I64:
+        x = x * (2**61)  # the differences overflow
+    if dtype.is_floating_point:
+        x[3, :90], x[:70, 5] = NAN, -INF
+    order = x.sort(dim=dim, stable=True)[1]
+    nans = x.isnan().sum(dim, keepdim=True)
+    size = x.shape[dim]
+    middle = torch.where(nans > 0, size - nans, (size - 1) // 2)
+    got = x.to("tpu")
+    for values, places, position in (
+        (*got.median(dim, keepdim=True), middle),
+        (*got.nanmedian(dim, keepdim=True), ((size - 1 - nans) // 2).clamp(min=0)),
+        (*got.kthvalue(100, dim, keepdim=True), torch.full_like(middle, 99)),
+        (*got.kthvalue(7, dim, keepdim=True), torch.full_like(middle, 6)),
+    ):
+        want = order.gather(dim, position)
+        assert torch.equal(places.cpu(), want)
+        assert torch.equal(values.cpu().nan_to_num(1e3), x.gather(dim, want).nan_to_num(1e3))
+
+
 def test_gradients() -> None:
     x = torch.randn(4, 6, requires_grad=True)
     check(lambda x: [x.sort(1)[0], x.topk(2)[0], x.kthvalue(3)[0], x.median(0)[0], x.mode(1)[0], x.median()], x)

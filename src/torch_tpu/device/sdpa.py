@@ -27,8 +27,10 @@ def scaled_dot_product_attention(
     The fused operation takes 4-dimensional inputs of equal batch and head counts, and masks that are added. Everything
     else is brought to that form where it can be, and else goes to PyTorch's composite of matmul, softmax and dropout.
     """
-    _validate(query, key, value, attn_mask, is_causal)
+    _validate(query, key, value, attn_mask, dropout_p, is_causal)
     if _fused_enabled() and _fits(query, key, value, enable_gqa):
+        if attn_mask is not None:
+            _validate_dimensions(attn_mask, query, dropout_p)
         return _fused(query, key, value, attn_mask, dropout_p, is_causal, scale)
     if not torch._C._get_math_sdp_enabled():
         raise RuntimeError("No available kernel. Aborting execution.")
@@ -69,9 +71,14 @@ def _fused_enabled() -> bool:
 
 
 def _validate(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None, is_causal: bool
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
 ) -> None:
-    """PyTorch's own checks, which its kernel for the operation would have made."""
+    """PyTorch's own checks, which its kernels for the operation would have made."""
     if not query.dtype == key.dtype == value.dtype:
         raise RuntimeError(
             "Expected query, key, and value to have the same dtype, but got query.dtype: "
@@ -87,6 +94,8 @@ def _validate(
             "Expected query, key, and value to all be at least 2 dimensional, but got query.dim: "
             f"{query.dim()}, key.dim: {key.dim()} and value.dim: {value.dim()} instead."
         )
+    if not 0 <= dropout_p <= 1:
+        raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {dropout_p:g}")
     if attn_mask is None:
         return
     if attn_mask.dtype not in (torch.bool, query.dtype, torch.float32):
@@ -98,10 +107,26 @@ def _validate(
         raise RuntimeError("_scaled_dot_product_attention: Explicit attn_mask should not be set when is_causal=True")
 
 
+def _validate_dimensions(attn_mask: torch.Tensor, query: torch.Tensor, dropout_p: float) -> None:
+    """Where the CPU considers its fused kernel it looks at a mask's last two dimensions; elsewhere it broadcasts."""
+    considered = torch._C._get_flash_sdp_enabled() and not attn_mask.requires_grad and not dropout_p
+    if attn_mask.dim() < 2 and considered and query.dim() == 4:
+        raise IndexError(
+            "scaled_dot_product_attention needs an attn_mask of at least 2 dimensions (queries, keys), but got "
+            f"attn_mask.dim: {attn_mask.dim()}; unsqueeze it"
+        )
+
+
 def _fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool) -> bool:
     if query.is_nested or _in_vmap() or not query.dim() == key.dim() == value.dim():
         return False
-    if query.dim() not in (3, 4) or query.numel() == 0 or key.numel() == 0 or value.numel() == 0:
+    if (
+        not query.is_floating_point()
+        or query.dim() not in (3, 4)
+        or query.numel() == 0
+        or key.numel() == 0
+        or value.numel() == 0
+    ):
         return False
     if query.shape[:-3] != key.shape[:-3] or key.shape[:-1] != value.shape[:-1]:
         return False

@@ -52,6 +52,7 @@ FAMILIES = (
     "amp",
     "fake_quantize",
     "sorting",
+    "order_statistics",
     "search",
     "sparse_indices",
     "segment",

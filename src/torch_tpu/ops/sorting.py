@@ -1,4 +1,4 @@
-"""Order: sort, top-k, order statistics, mode. NaN counts as the largest value, equal elements keep their order."""
+"""Order: sort, top-k, mode. NaN counts as the largest value, equal elements keep their order."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import module, structured
 from torch_tpu.hlo.array import Array
 from torch_tpu.ops.indexing import at_least_1d, elements, read
-from torch_tpu.ops.reduction import first_extreme, index_dtype, keep_dimensions, require_extreme
+from torch_tpu.ops.reduction import first_extreme, index_dtype, keep_dimensions
 from torch_tpu.ops.registry import Spec, lower
 from torch_tpu.ops.scan import number_itself, scan
 
 # Packed into float32 without loss.
-_NARROW = frozenset(
+NARROW = frozenset(
     {torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.float16, torch.bfloat16, torch.float32}
 )
 
@@ -22,9 +22,6 @@ _PACKED_FROM = 2**12
 
 # From this many elements on, a sort of rows is two sorts of half of them.
 _HALVED_FROM = 2**15
-
-# So many smallest elements are found without sorting all.
-_FEW = 64
 
 
 def ordering_key(x: Array) -> Array:
@@ -112,15 +109,15 @@ def sort(x: Array, dim: int = -1, descending: bool = False, *, stable: bool | No
 def topk(x: Array, k: int, dim: int, largest: bool, sorted: bool, *, out: list[Spec]) -> list[Array]:
     vector = at_least_1d(x)
     dim %= vector.ndim
-    if k == 0 or not x.size or x.dtype not in _NARROW:
+    if k == 0 or not x.size or x.dtype not in NARROW:
         order = hlo.slice_in_dim(sorting_order(vector, dim, largest), 0, k, 1, dim)
     else:
-        order = _top_positions(vector, k, dim, largest)
+        order = top_positions(vector, k, dim, largest)
     results = [take_along(vector, order, dim), hlo.convert(order, torch.int64)]
     return [hlo.reshape(r, spec.shape) for r, spec in zip(results, out, strict=True)]
 
 
-def _top_positions(x: Array, k: int, dim: int, largest: bool) -> Array:
+def top_positions(x: Array, k: int, dim: int, largest: bool) -> Array:
     """By XLA's top-k, which orders float32 by bits: a negative NaN is the smallest, a positive one the largest."""
     value = _canonical(hlo.convert(x, torch.float32))
     if not largest:
@@ -129,82 +126,6 @@ def _top_positions(x: Array, k: int, dim: int, largest: bool) -> Array:
     last_to_dim = [*range(dim), x.ndim - 1, *range(dim, x.ndim - 1)]
     dim_to_last = [*range(dim), *range(dim + 1, x.ndim), dim]
     return hlo.transpose(structured.top_k(hlo.transpose(value, dim_to_last), k)[1], last_to_dim)
-
-
-# --- order statistics --------------------------------------------------------------------------------------------
-
-
-def _element_at(x: Array, dim: int, position: Array) -> tuple[Array, Array]:
-    """Value and position in `x` of what stands at `position` (size 1 along `dim`) of its sorted order."""
-    place = take_along(sorting_order(x, dim), position, dim)
-    return take_along(x, place, dim), hlo.convert(place, torch.int64)
-
-
-def _shaped(results: tuple[Array, Array], out: list[Spec]) -> list[Array]:
-    return [hlo.reshape(r, spec.shape) for r, spec in zip(results, out, strict=True)]
-
-
-def _reduced_shape(x: Array, dim: int) -> list[int]:
-    return [1 if d == dim else size for d, size in enumerate(x.shape)]
-
-
-@lower("kthvalue")
-def kthvalue(x: Array, k: int, dim: int, keepdim: bool, *, out: list[Spec]) -> list[Array]:
-    if not x.ndim:
-        return number_itself(x)
-    x = at_least_1d(x)
-    dim %= x.ndim
-    if x.size and x.dtype in _NARROW and k <= _FEW < x.shape[dim]:
-        # XLA would make a sort of a top-k of which only the last is read.
-        smallest = structured.optimization_barrier(_top_positions(x, k, dim, False))
-        place = hlo.slice_in_dim(smallest, k - 1, k, dim=dim)
-        return _shaped((take_along(x, place, dim), hlo.convert(place, torch.int64)), out)
-    return _shaped(_element_at(x, dim, hlo.full(_reduced_shape(x, dim), k - 1, torch.int32)), out)
-
-
-def _median_position(x: Array, dim: int, skip_nan: bool) -> Array:
-    """Where in sorted order the (lower) median stands: that of the numbers, or the first NaN if it counts."""
-    size = x.shape[dim]
-    nans = structured.reduce_sum(hlo.convert(hlo.broadcast_to(hlo.is_nan(x), x.shape), torch.int32), [dim])
-    if skip_nan:
-        position = hlo.maximum(hlo.shift_right_arithmetic(size - 1 - nans, 1), 0)
-    else:
-        position = hlo.select(nans > 0, size - nans, (size - 1) // 2)
-    return keep_dimensions(position, x, [dim])
-
-
-@lower("median.dim")
-def median_dim(x: Array, dim: int, keepdim: bool, *, out: list[Spec]) -> list[Array]:
-    return _median_along(x, dim, False, out)
-
-
-@lower("nanmedian.dim")
-def nanmedian_dim(x: Array, dim: int, keepdim: bool, *, out: list[Spec]) -> list[Array]:
-    return _median_along(x, dim, True, out)
-
-
-def _median_along(x: Array, dim: int, skip_nan: bool, out: list[Spec]) -> list[Array]:
-    require_extreme("median", x, dim)
-    x = at_least_1d(x)
-    dim %= x.ndim
-    return _shaped(_element_at(x, dim, _median_position(x, dim, skip_nan)), out)
-
-
-@lower("median")
-def median(x: Array) -> Array:
-    return _median_of_all(x, False)
-
-
-@lower("nanmedian")
-def nanmedian(x: Array) -> Array:
-    return _median_of_all(x, True)
-
-
-def _median_of_all(x: Array, skip_nan: bool) -> Array:
-    if not x.size:
-        return hlo.full((), hlo.lowest(x.dtype) if not x.dtype.is_floating_point else float("nan"), x.dtype)
-    x = hlo.reshape(x, [-1])
-    return hlo.reshape(_element_at(x, 0, _median_position(x, 0, skip_nan))[0], ())
 
 
 @lower("mode")
@@ -220,7 +141,8 @@ def mode(x: Array, dim: int, keepdim: bool, *, out: list[Spec]) -> list[Array]:
     start = scan([hlo.select(run_starts(ordered, dim), position, 0)], [0], dim, hlo.maximum)[0]
     end_of_longest = first_extreme(position - start, dim, structured.reduce_max)[1]
     place = take_along(order, keep_dimensions(end_of_longest, x, [dim]), dim)
-    return _shaped((take_along(x, place, dim), hlo.convert(place, torch.int64)), out)
+    results = take_along(x, place, dim), hlo.convert(place, torch.int64)
+    return [hlo.reshape(r, spec.shape) for r, spec in zip(results, out, strict=True)]
 
 
 def run_starts(x: Array, dim: int) -> Array:
