@@ -8,8 +8,12 @@ os.environ.setdefault("TORCH_TPU_FALLBACK", "error")
 
 import pytest
 import torch
+import torch._functorch.config
 
 from torch_tpu import metrics  # registers the device where the package is not installed
+
+# Graphs that an earlier run left in PyTorch's cache would not be captured again, so tests would not see how.
+torch._functorch.config.enable_autograd_cache = False
 
 
 @pytest.fixture(autouse=True)

@@ -44,35 +44,49 @@ def compile_graph(
     if not is_on_device(graph, examples):
         # What a break leaves of a function may be the host's alone.
         return graph.forward
-    from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+    from functorch.compile import min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import SerializableAOTDispatchCompiler
 
-    from torch_tpu.compile import regions
+    from torch_tpu.compile import autograd_cache, regions
+    from torch_tpu.compile.autograd_cache import BACKWARD, CompiledGraph
 
-    outlined, region = regions.outline(graph)
-    title, reason, family = _title(graph), _why_again(), Family()
+    title, family = _title(graph), Family()
+    outlined: list[regions.Region] = []
 
-    def compiler(part: str) -> Callable[..., Callable[..., Any]]:
-        def compile_part(lowered: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            programs.captured(f"{title}{part}", reason)
-            if region is not None:
+    def outline(captured: torch.fx.GraphModule, _: Sequence[Any]) -> torch.fx.GraphModule:
+        copy, region = regions.outline(captured)
+        if region is not None:
+            # AOTAutograd calls the module that it was given.
+            captured.graph = copy.graph
+            outlined.append(region)
+        return captured
+
+    def compiler(part: str) -> Any:
+        def compile_part(lowered: torch.fx.GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
+            programs.captured(f"{title}{part}", autograd_cache.why_again())
+            if outlined:
                 lowered = regions.expand(lowered)
-            if part == ", backward":
+            if part == BACKWARD:
                 delay_recomputation(lowered)
-            arguments = lowered, f"{title}{part}", part == ", backward"
-            if policy is not None:
-                return make_boxed_func(BucketedProgram(*arguments, policy, family))
-            return make_boxed_func(GraphProgram(*arguments))
+            else:
+                autograd_cache.keep_saved_values()
+            arguments = lowered, f"{title}{part}", part == BACKWARD
+            program = GraphProgram(*arguments) if policy is None else BucketedProgram(*arguments, policy, family)
+            return CompiledGraph(program, part)
 
-        return compile_part
+        return SerializableAOTDispatchCompiler(CompiledGraph, compile_part)
 
-    return aot_autograd(
-        fw_compiler=compiler(", forward"),
-        bw_compiler=compiler(", backward"),
-        inference_compiler=compiler(""),
-        partition_fn=min_cut_rematerialization_partition,
-        keep_inference_input_mutations=True,
-    )(outlined, examples)
+    with autograd_cache.enabled_for(graph, policy is None):
+        return aot_autograd(
+            fw_compiler=compiler(", forward"),
+            bw_compiler=compiler(BACKWARD),
+            inference_compiler=compiler(""),
+            partition_fn=min_cut_rematerialization_partition,
+            keep_inference_input_mutations=True,
+            pre_grad_passes=outline,
+            compile_region_name=title,
+        )(graph, examples)
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
@@ -97,14 +111,6 @@ def _title(graph: torch.fx.GraphModule) -> str:
     traces = (n.stack_trace for n in graph.graph.nodes if n.stack_trace)
     function = re.search(r", in (\S+)", next(traces, ""))
     return f"graph {next(_graphs)}{f' of {function[1]}' if function else ''}"
-
-
-def _why_again() -> str:
-    """Why Dynamo captures a function again; empty the first time."""
-    from torch._dynamo.utils import get_metrics_context
-
-    # What Dynamo keeps for its own reports while it compiles; there is nothing public.
-    return getattr(get_metrics_context(), "_metrics", {}).get("recompile_reason") or ""
 
 
 def is_on_device(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> bool:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from torch_tpu.compile.kind import kind
+
 
 class Border:
     """Where host tensors enter and leave a graph. Numbers (0-d tensors) enter every program as they are.
@@ -21,12 +23,12 @@ class Border:
 
     def __init__(self, graph: GraphModule) -> None:
         placeholders = graph.graph.find_nodes(op="placeholder")
-        self._entering = [i for i, n in enumerate(placeholders) if _is_on_host(n) and n.meta["val"].dim()]
+        self._entering = [i for i, n in enumerate(placeholders) if kind(n).is_on_host and kind(n).dim]
         # The place of each host result, and of the argument that it is, if it is one.
         self._leaving = [
             (i, placeholders.index(n) if n in placeholders else None)
             for i, n in enumerate(graph.graph.output_node().args[0])  # type: ignore[arg-type]
-            if isinstance(n, Node) and _is_on_host(n)
+            if isinstance(n, Node) and kind(n).is_on_host
         ]
         self.refused = next(filter(None, map(_refused, graph.graph.nodes)), "")
 
@@ -51,13 +53,8 @@ class Border:
         return results
 
 
-def _is_on_host(node: Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.device.type == "cpu"
-
-
 def _refused(node: Node) -> str:
-    if node.op != "call_function" or not _is_on_host(node):
+    if node.op != "call_function" or not kind(node).is_on_host:
         return ""
     if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         return f"{node.target} draws from the host's generator"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,8 +14,10 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import GraphModule, Node
 
 from torch_tpu import metrics
+from torch_tpu.compile import stored_graph
 from torch_tpu.compile.border import Border
 from torch_tpu.compile.cut import Cut, is_worth_it
+from torch_tpu.compile.kind import kind
 from torch_tpu.compile.recall import Recall
 from torch_tpu.eager import execute, hooks
 from torch_tpu.eager.operator import checks_bounds
@@ -22,9 +27,52 @@ from torch_tpu.metrics import programs
 from torch_tpu.ops.subgraph import GraphTracer, constants, tensor
 from torch_tpu.ops.trace import Data, Tracer
 from torch_tpu.runtime.client import client
+from torch_tpu.tensor.storage import value_of
 
 # Called with each program that a graph gets.
 observer: Callable[[GraphProgram, Plan | execute.Unsupported], None] | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a call needs to know of a graph before it is traced.
+
+    Attributes:
+        inputs: names of its placeholders.
+        constants: how many tensors are part of it.
+    """
+
+    border: Border
+    inputs: tuple[str, ...]
+    has_fixed_shapes: bool
+    constants: int
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A graph for a later process, which reads it when it has to trace it."""
+
+    code: bytes
+    facts: Facts
+
+
+def _facts(graph: GraphModule) -> Facts:
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    return Facts(
+        Border(graph),
+        tuple(n.name for n in placeholders),
+        not any(kind(n).is_dynamic for n in placeholders),
+        len(constants(graph)),
+    )
+
+
+def _resident(constant: torch.Tensor) -> torch.Tensor:
+    """A constant of a graph on the device; numbers (0-d tensors) may stay on the host."""
+    if constant.device.type == "cpu":
+        return constant.to("tpu") if constant.dim() else constant
+    # A deep copy has bytes in its storage, by which its program would differ from that of a later process.
+    is_bytes = value_of(constant.untyped_storage()).geometry.dtype is not constant.dtype
+    return constant.cpu().to("tpu") if is_bytes else constant
 
 
 class GraphProgram:
@@ -40,22 +88,48 @@ class GraphProgram:
 
     kind = "graph"
 
-    def __init__(self, graph: GraphModule, title: str, is_backward: bool = False) -> None:
-        self.graph = graph
+    def __init__(self, graph: GraphModule | Stored, title: str, is_backward: bool = False) -> None:
+        self._graph: GraphModule | None = graph if isinstance(graph, GraphModule) else None
+        self._stored: Stored | None = graph if isinstance(graph, Stored) else None
         self.title = title
-        self.literals = constants(graph)
+        self._facts = _facts(graph) if isinstance(graph, GraphModule) else graph.facts
+        self.border = self._facts.border
+        self.literals = constants(self.graph) if self._facts.constants else []
         with unset_fake_temporarily():
-            self.constants = [t.to("tpu") if t.device.type == "cpu" and t.dim() else t for t in self.literals]
-        self.border = Border(graph)
-        placeholders = graph.graph.find_nodes(op="placeholder")
+            self.constants = [_resident(t) for t in self.literals]
         self._is_backward = is_backward
         self._recall: Recall | None = None
-        self._has_fixed_shapes = not any(_is_dynamic(n.meta.get("val")) for n in placeholders)
         # Where tracing failed, of each signature that no program can express.
         self._stuck: dict[Any, Node | None] = {}
         self._cuts: dict[Node, Cut] = {}
         self._at: Node | None = None
-        self.argument_names = [f"constant_{i + 1}" for i in range(len(self.constants))] + [n.name for n in placeholders]
+        self.argument_names = [f"constant_{i + 1}" for i in range(len(self.constants))] + list(self._facts.inputs)
+
+    @property
+    def graph(self) -> GraphModule:
+        if self._graph is None:
+            assert self._stored is not None
+            self._graph = stored_graph.load(self._stored.code)
+            self.literals = constants(self._graph)
+        return self._graph
+
+    def stored(self) -> Stored:
+        """The graph for a later process.
+
+        Raises:
+            Unstorable: where that might not get the same one back.
+        """
+        if self._stored is None:
+            self._stored = Stored(stored_graph.dump(self.graph), self._facts)
+        return self._stored
+
+    @functools.cached_property
+    def _identity(self) -> str:
+        """What the graph is called in every process; empty if it can't be stored."""
+        try:
+            return hashlib.sha256(self.stored().code).hexdigest()
+        except stored_graph.Unstorable:
+            return ""
 
     def __call__(self, *args: Any) -> Any:
         if hooks.forked is not None:
@@ -78,7 +152,7 @@ class GraphProgram:
                 observer(self, plan)
         if isinstance(plan, execute.Unsupported):
             return self._around(self._stuck.setdefault(key, self._at), plan.reason, args)
-        if self._has_fixed_shapes and len(sig.tensors) == len(everything):
+        if self._facts.has_fixed_shapes and len(sig.tensors) == len(everything):
             self._recall = Recall(plan, sig, not self._is_backward)
         return self._run(plan, sig, args)
 
@@ -122,6 +196,7 @@ class GraphProgram:
             execute.computes_wide(sig, args),
             checks_bounds(),
             guarded=True,
+            identity=self._identity if client().disk_cache is not None else "",
         )
 
     def _trace(self, tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[int]]:
@@ -157,12 +232,6 @@ class _NamingTracer(GraphTracer):
             return super().run_node(n)
         with module.named(f"{_line(n)}/{n.target}"):
             return super().run_node(n)
-
-
-def _is_dynamic(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return any(isinstance(size, torch.SymInt) for size in value.shape)
-    return isinstance(value, torch.SymInt)
 
 
 def _line(node: Node) -> str:

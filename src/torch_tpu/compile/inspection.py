@@ -10,6 +10,7 @@ import torch
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.syntax import Syntax
 from rich.table import Table
+from torch._functorch import config as functorch_config
 from torch.utils._pytree import tree_leaves
 
 from torch_tpu.compile import backend, graph
@@ -145,8 +146,10 @@ def inspect(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Inspection:
     exec(compile("def debug(*args, **kwargs):\n    return fn(*args, **kwargs)", "debug", "exec"), scope)
     before, graph.observer = graph.observer, record
     try:
-        result = torch.compile(scope["debug"], backend=backend.compile_graph)(*args, **kwargs)
-        _make_backward(result, [fn, args, kwargs])
+        # An entry of AOTAutograd's cache has no lines of the script.
+        with functorch_config.patch(enable_autograd_cache=False):
+            result = torch.compile(scope["debug"], backend=backend.compile_graph)(*args, **kwargs)
+            _make_backward(result, [fn, args, kwargs])
     finally:
         graph.observer = before
     return Inspection(tuple(programs), result)

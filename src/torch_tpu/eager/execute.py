@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from torch_tpu import metrics
-from torch_tpu.eager import chunk, described, graph, hooks, mode
+from torch_tpu.eager import chunk, described, graph, hooks, mode, stored_plans
 from torch_tpu.eager.graph import Pending
 from torch_tpu.eager.plan import Alias, Call, Fresh, Input, Plan, Slot, make_plan
 from torch_tpu.eager.recent import Recent
@@ -208,7 +208,10 @@ def find_plan(key: tuple[Any, ...], make: Callable[[], Call]) -> Plan | Unsuppor
             return plan
         try:
             call = make()
-            plan = make_plan(call)
+            plan = stored_plans.find(call)
+            if plan is None:
+                plan = make_plan(call)
+                stored_plans.keep(call, plan)
             if not mode.fused:
                 plan.compiled()
         except NotImplementedError as error:

@@ -21,6 +21,7 @@ from torch_tpu.hlo import module, strided, types
 from torch_tpu.hlo.array import Array
 from torch_tpu.ops.random_bits import Rng
 from torch_tpu.ops.trace import Base, Data, Tracer
+from torch_tpu.runtime import fingerprint
 from torch_tpu.runtime.client import Executable, client
 from torch_tpu.runtime.cpu_options import options_for
 from torch_tpu.tensor.storage import Geometry, geometry
@@ -49,7 +50,11 @@ class Input:
 
 @dataclass
 class Call:
-    """Everything a program depends on: the function, its arguments with placeholders for what is data."""
+    """Everything a program depends on: the function, its arguments with placeholders for what is data.
+
+    Attributes:
+        identity: the same for the same function in any process; empty where there is no such name.
+    """
 
     function: Callable[..., Any]
     name: str
@@ -61,6 +66,7 @@ class Call:
     wide: bool
     checks: bool
     guarded: bool = False
+    identity: str = ""
 
 
 class Slot:
@@ -71,6 +77,9 @@ class Slot:
     def __init__(self, kind: str, index: int) -> None:
         self.kind = kind
         self.index = index
+
+    def __repr__(self) -> str:
+        return f"Slot({self.kind}, {self.index})"
 
 
 @dataclass(frozen=True)
@@ -127,6 +136,7 @@ class Plan:
     """
 
     __slots__ = (
+        "_module",
         "bases",
         "checks",
         "custom_calls",
@@ -137,7 +147,6 @@ class Plan:
         "guarded",
         "hosts",
         "is_simple",
-        "module",
         "name",
         "nbytes",
         "no_slots",
@@ -155,6 +164,8 @@ class Plan:
         "writes",
     )
     _numbers = itertools.count()
+    # What differs from process to process.
+    _of_process = ("_module", "executable", "number")
 
     def __init__(
         self,
@@ -178,7 +189,7 @@ class Plan:
     ) -> None:
         self.number = next(self._numbers)
         self.name = name
-        self.module = built
+        self._module: Any = built
         self.digest = zlib.crc32(str(built).encode())
         self.values = tuple(parameters[: len(bases)])
         self.numbers = tuple(parameters[len(bases) :])
@@ -209,11 +220,31 @@ class Plan:
         self.is_simple = len(results) == 1 and not writes and isinstance(returned, Fresh) and returned.contiguous
         self.executable: Executable | None = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = {name: getattr(self, name) for name in self.__slots__ if name not in self._of_process}
+        return Plan._restored, (fields, fingerprint.bytecode(self.module))
+
+    @classmethod
+    def _restored(cls, fields: dict[str, Any], code: bytes) -> Plan:
+        plan = cls.__new__(cls)
+        for name, value in fields.items():
+            setattr(plan, name, value)
+        plan.number = next(cls._numbers)
+        plan.executable = None
+        plan._module = code
+        return plan
+
+    @property
+    def module(self) -> Any:
+        if isinstance(self._module, bytes):
+            self._module = module.parse(self._module)
+        return self._module
+
     def compiled(self) -> Executable:
         """The program by itself, compiled when first asked for."""
         if self.executable is None:
             self.executable = client().compile(
-                self.module,
+                self._module,
                 [(shape, types.numpy_dtype(dtype)) for shape, dtype in self.results],
                 options=options_for(self.operations) if client().is_host_memory else None,
                 custom_calls=self.custom_calls,

@@ -199,6 +199,12 @@ def _under_construction(target: Target) -> Iterator[None]:
         _targets.pop()
 
 
+def parse(code: bytes) -> ir.Module:
+    """The module that was written as this MLIR bytecode."""
+    with building, context(), ir.Location.unknown():
+        return ir.Module.parse(code)
+
+
 def named(name: str) -> contextlib.AbstractContextManager[Any]:
     """Operations built inside say that they come from `name`; XLA shows it in profiles and in the optimised HLO."""
     location: contextlib.AbstractContextManager[Any] = ir.Location.name(name, context=context())

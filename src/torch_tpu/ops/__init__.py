@@ -34,6 +34,7 @@ FAMILIES = (
     "norm",
     "scan",
     "indexing",
+    "subscript",
     "scatter",
     "join",
     "view_copies",

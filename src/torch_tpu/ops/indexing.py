@@ -1,4 +1,4 @@
-"""Reading and writing elements that index tensors address: `x[i]`, `x[i] = v`, index_select, gather, take, put.
+"""Reading and writing elements that index tensors address: the regions they mean, index_select, gather, take, put.
 
 StableHLO's gather clamps and its scatter drops indices that are out of range, so the bounds are stated with `check`.
 """
@@ -14,7 +14,6 @@ from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
 from torch_tpu.hlo.structured import Combine
-from torch_tpu.hlo.types import type_name
 from torch_tpu.ops.promotion import compute_dtype
 from torch_tpu.ops.registry import Check, Spec, lower
 
@@ -143,58 +142,6 @@ def added(x: Array, where: Region, updates: Array) -> Array:
     if x.dtype is torch.bool:
         return combined(x, where, updates, hlo.or_)
     return combined(hlo.convert(x, compute_dtype(x.dtype)), where, updates, hlo.add)
-
-
-# --- x[i] and x[i] = v -------------------------------------------------------------------------------------------
-
-
-def _indexed(x: Array, indices: Sequence[Array | None], check: Check | None) -> Region:
-    """The region of `x[indices]`: indices next to each other leave their dimensions there, others put them first."""
-    given = {d: i for d, i in enumerate(indices) if i is not None}
-    dims = list(given)
-    block = hlo.broadcast_shapes(*(i.shape for i in given.values()))
-    if 0 not in block and any(x.shape[d] == 0 for d in dims):
-        raise IndexError("index is out of bounds for dimension with size 0")
-    adjacent = dims[-1] - dims[0] + 1 == len(dims)
-    where = region(x.shape, {d: wrapped(i, x.shape[d]) for d, i in given.items()}, dims[0] if adjacent else 0)
-    if check is not None and 0 not in where.shape:
-        for d, i in given.items():
-            check_bounds(check, i, x.shape[d], OUT_OF_BOUNDS.format(dim=d, size=x.shape[d]), low=-x.shape[d])
-    return where
-
-
-@lower("index.Tensor", "_unsafe_index.Tensor")
-def index(x: Array, indices: Sequence[Array | None], *, check: Check) -> Array:
-    return read(x, _indexed(x, indices, check)) if any(i is not None for i in indices) else x
-
-
-@lower("index_put", "_index_put_impl", "_unsafe_index_put")
-def index_put(
-    x: Array,
-    indices: Sequence[Array | None],
-    values: Array,
-    accumulate: bool = False,
-    unsafe: bool = False,
-    *,
-    check: Check,
-) -> Array:
-    if x.dtype is not values.dtype:
-        raise RuntimeError(
-            f"Index put requires the source and destination dtypes match, got {type_name(x.dtype)} for the destination "
-            f"and {type_name(values.dtype)} for the source."
-        )
-    where = _indexed(x, indices, None if unsafe else check)
-    # Leading dimensions of size 1 may exceed the region's, as in `x[i] = v[None]`.
-    spare = max(values.ndim - len(where.shape), 0)
-    shape = values.shape[spare:]
-    if any(size != 1 for size in values.shape[:spare]) or any(
-        size not in (1, room) for size, room in zip(shape[::-1], where.shape[::-1], strict=False)
-    ):
-        raise RuntimeError(
-            f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing result of "
-            f"shape {list(where.shape)}"
-        )
-    return (added if accumulate else replaced)(x, where, hlo.reshape(values, shape))
 
 
 # --- along one dimension -----------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from torch_tpu.ops.indexing import (
 )
 from torch_tpu.ops.promotion import compute_dtype
 from torch_tpu.ops.registry import Check, Spec, lower
-from torch_tpu.ops.scan import cumulative_sum
+from torch_tpu.ops.subscript import rank, true_elements
 
 # --- scatter: one element for each index -------------------------------------------------------------------------
 
@@ -200,10 +200,9 @@ def masked_scatter(x: Array, mask: Array, source: Array, *, out: Spec, check: Ch
     if mask.dtype is not torch.bool:
         raise RuntimeError(f"masked_scatter_ only supports boolean masks, but got mask with dtype {mask.dtype}")
     mask = hlo.broadcast_to(mask, out.shape)
-    nth = _rank(mask)
+    nth = rank(mask)
     if mask.size:
-        count = hlo.reshape(hlo.slice_in_dim(nth, mask.size - 1, mask.size), ()) + 1
-        check(count <= source.size, "Number of elements of source < number of ones in mask", RuntimeError)
+        check(true_elements(nth) <= source.size, "Number of elements of source < number of ones in mask", RuntimeError)
     if not source.size:
         return x
     taken = read(source.reshape(-1), region((source.size,), {0: hlo.clamp(0, nth, source.size - 1)}))
@@ -215,13 +214,8 @@ def masked_scatter_backward(grad: Array, mask: Array, sizes: Sequence[int], *, o
     """The gradient of the source: zero for elements that were not used."""
     mask = hlo.broadcast_to(mask, grad.shape)
     flat = hlo.zeros((math.prod(out.shape),), grad.dtype)
-    nth = hlo.select(mask.reshape(-1), _rank(mask), flat.size)
+    nth = hlo.select(mask.reshape(-1), rank(mask), flat.size)
     return replaced(flat, region(flat.shape, {0: nth}), grad.reshape(-1)).reshape(*out.shape)
-
-
-def _rank(mask: Array) -> Array:
-    """For each true element, in row-major order, how many come before it."""
-    return cumulative_sum(hlo.convert(mask.reshape(-1), torch.int32), 0) - 1
 
 
 # --- writing a view ----------------------------------------------------------------------------------------------

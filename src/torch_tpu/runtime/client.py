@@ -124,6 +124,7 @@ class Client:
         platform_name: PJRT's name of the platform, such as "cpu" or "tpu".
         device_kind: PJRT's name of the chip, such as "TPU v5 lite".
         runs: Whether programs run; if not, buffers have shapes and no contents.
+        fingerprint: What a program depends on besides its module and options (`runtime.fingerprint`).
         names_operators: Whether programs say which operator and line of the user's program each operation comes from.
     """
 
@@ -142,7 +143,7 @@ class Client:
         self._devices = compat.xla.DeviceList((self.device,))
         self._device_list = [self.device]
         self._copy_semantics = compat.xla.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
-        self._fingerprint = fingerprint.of_client(self.device)
+        self.fingerprint = fingerprint.of_client(self.device)
         self._executables: weakref.WeakValueDictionary[str, Executable] = weakref.WeakValueDictionary()
         self._mappings = mappings.Watch()
         self.disk_cache = disk_cache.from_environment()
@@ -214,7 +215,7 @@ class Client:
         return executable
 
     def _key(self, module: Any, options: Options) -> str:
-        return fingerprint.of_program(self._fingerprint, module, options.items())
+        return fingerprint.of_program(self.fingerprint, module, options.items())
 
     def _executable(self, key: str, module: Any, options: Options, results: list[Aval]) -> Executable:
         if self.is_host_memory and forget_programs is not None and self._mappings.is_near_limit():

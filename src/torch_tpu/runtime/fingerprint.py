@@ -33,6 +33,17 @@ def _version(package: str) -> str:
         return ""
 
 
+@functools.cache
+def own_sources() -> str:
+    """The digest of this package's code, for what is kept of programs that the package makes."""
+    digest = hashlib.sha256(_version("torch-tpu").encode())
+    package = Path(__file__).parents[1]
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
 def of_client(device: Any) -> str:
     """What a device and its PJRT client contribute: the compiler's version, the processor, the process's XLA flags."""
     client = device.client
