@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from jaxlib.mlir.dialects import stablehlo
 from torch import nn
+from torch._higher_order_ops.scan import scan
 
 import torch_tpu
 from torch_tpu.compile.export import ExportError
@@ -184,3 +185,43 @@ def test_what_can_not_be_exported(function: Any, message: str) -> None:
 def test_wrong_calls_raise_what_pytorch_raises() -> None:
     with pytest.raises(RuntimeError, match="must have same reduction dim"):
         torch_tpu.export(nn.Linear(3, 2), torch.ones(2, 4))
+
+
+class Branches(nn.Module):
+    """Control flow with parameters inside, each kind once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(4, 4)
+        self.register_buffer("step", torch.full((4,), 0.5))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        chosen = torch.cond(x.sum() > 0, lambda x: self.up(x).relu(), lambda x: x * self.step, (x,))
+        count = torch.zeros((), dtype=torch.int64, device=x.device)
+        _, grown = torch.while_loop(
+            lambda i, y: (y.sum() < 50) & (i < 9), lambda i, y: (i + 1, y * 2 + self.step), (count, x.abs() + 1)
+        )
+        _, sums = scan(lambda total, row: (total + row * self.step, total * 2), torch.zeros_like(x[0]), x)
+        return {"chosen": chosen, "grown": grown, "sums": sums}
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_control_flow(tmp_path: Path, sign: float) -> None:
+    model = Branches()
+    x = torch.arange(12.0).reshape(3, 4) * sign
+    exported = torch_tpu.export(model, torch.zeros(3, 4))
+    assert [a.name for a in exported.arguments] == ["up.weight", "up.bias", "step", "x"]
+    assert "stablehlo.if" in exported.text
+    made = elsewhere(exported, {"x": x.numpy()}, tmp_path)
+    for name, want in model(x).items():
+        torch.testing.assert_close(torch.from_numpy(made[f"output['{name}']"]), want, rtol=1e-5, atol=1e-6)
+
+
+def test_what_branches_capture() -> None:
+    captured = torch.tensor([1.0, 2.0], device="tpu")
+    exported = torch_tpu.export(
+        lambda x: torch.cond(x[0] > 0, lambda x: x + captured, lambda x: x * captured, (x,)), torch.ones(2)
+    )
+    for x in (np.array([1, 1], np.float32), np.array([-1, 1], np.float32)):
+        want = x + [1, 2] if x[0] > 0 else x * [1, 2]
+        np.testing.assert_allclose(evaluate(exported, {"x": x})["output"], want)

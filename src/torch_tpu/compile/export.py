@@ -100,7 +100,9 @@ class _Call:
         self.of = of
         self.name: str = getattr(of, "__qualname__", type(of).__qualname__)
         self.module = of if isinstance(of, torch.nn.Module) else None
-        self.fake = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
+        # while_loop asks for a ShapeEnv; this one refuses sizes and numbers that only data knows, as none would.
+        sizes = symbolic_shapes.ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+        self.fake = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True, shape_env=sizes)
         self.named: dict[str, torch.Tensor] = {}
         if self.module is not None:
             self.named = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
@@ -152,6 +154,10 @@ class _Captured(TorchFunctionMode):
         self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            # Dynamo captures the branches of torch.cond and kin, and this with them; it may see nothing else of this
+            # package. Their operands, among them what they capture, come by again when the operator is called.
+            return func(*args, **(kwargs or {}))
         given = (args, kwargs or {})
         if any(isinstance(leaf, fake_tensor.FakeTensor) for leaf in tree_leaves(given)):
             given = tree_map_only(torch.Tensor, self._replaced, given)
