@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from torch import nn
 from torch_tpu import metrics
 from torch_tpu.eager import chunk, graph
 from torch_tpu.eager.plan import Plan
-from torch_tpu.runtime.client import Executable
+from torch_tpu.runtime.client import Executable, client_errors
 
 EagerMode = torch.tpu.EagerMode
 
@@ -185,6 +185,59 @@ def test_what_fails_to_compile_names_its_line_and_spares_the_rest(monkeypatch):
         worse.tolist()
     monkeypatch.undo()
     assert (good * 2).tolist() == [4.0] * 3
+
+
+def test_what_was_never_computed_can_not_be_recorded(monkeypatch):
+    x = torch.ones(3, device="tpu")
+    torch.tpu.synchronize()
+    other, bad = x + 2, x.sin()
+
+    def refuse(*args: object) -> None:
+        raise RuntimeError("too large")
+
+    monkeypatch.setattr(chunk, "find", refuse)
+    monkeypatch.setattr(Plan, "compiled", refuse)
+    with pytest.raises(RuntimeError, match="too large"):
+        bad.tolist()
+    monkeypatch.undo()
+    for use in (lambda: bad * 2.0, lambda: torch.stack([x, bad]), lambda: x.add_(bad), lambda: other + x):
+        with pytest.raises(RuntimeError, match="never computed"):
+            use()
+    assert (x + 1).tolist() == [2.0] * 3
+
+
+def test_what_the_compiler_has_no_code_for_runs_on_the_cpu_from_then_on(monkeypatch):
+    """Recorded again, it runs what leads to it and takes the CPU's result; the rest of a step stays fused."""
+    error = client_errors()
+    compiled, find = Plan.compiled, chunk.find
+
+    def without_code(plan: Plan) -> Executable:
+        if plan.name in ("asinh", "frac_"):
+            raise error(f"UNIMPLEMENTED: no code for {plan.name}\nmore")
+        return compiled(plan)
+
+    def whole(code: object, outputs: object, plans: Sequence[Plan], places: object) -> chunk.Chunk:
+        for plan in plans:
+            without_code(plan)
+        return find(code, outputs, plans, places)
+
+    monkeypatch.setattr(Plan, "compiled", without_code)
+    monkeypatch.setattr(chunk, "find", whole)
+    monkeypatch.setenv("TORCH_TPU_FALLBACK", "allow")
+    x = torch.linspace(0.1, 2, 7)
+    on_device = x.to("tpu")
+    simple_call, written = on_device.asinh(), on_device.clone()
+    with pytest.raises(RuntimeError, match="in asinh, called at .*; later calls like it run on the CPU: .*no code"):
+        simple_call.tolist()
+    written.frac_()
+    with pytest.raises(RuntimeError, match="no code for frac"):
+        written.tolist()
+    before = counted("fallback::aten::asinh")
+    for _ in range(2):
+        y = (on_device + 1).asinh() * 2
+        y.frac_()
+        torch.testing.assert_close(y.cpu(), ((x + 1).asinh() * 2).frac())
+    assert counted("fallback::aten::asinh") == before + 2
 
 
 def test_conditions_are_looked_at_after_a_failure(monkeypatch):

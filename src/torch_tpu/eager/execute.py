@@ -217,13 +217,25 @@ def find_plan(key: tuple[Any, ...], make: Callable[[], Call]) -> Plan | Unsuppor
         except NotImplementedError as error:
             plan = Unsupported(str(error))
         except client_errors() as error:
-            # The compiler has no code for this program, such as a dtype the platform lacks.
-            plan = Unsupported(f"the compiler refused it: {str(error).splitlines()[0]}")
+            plan = _without_code(error)
         else:
             owner = key[0]
             programs.made(owner.kind, owner.title, described.fields(call, owner.argument_names), plan.number)
         _plans.keep(key, plan)
         return plan
+
+
+def _without_code(error: Exception) -> Unsupported:
+    """Of a program the compiler refuses, such as for a dtype the platform lacks."""
+    return Unsupported(f"the compiler refused it: {str(error).splitlines()[0]}")
+
+
+def _refuse(plan: Plan, error: Exception) -> None:
+    _plans.replace(plan, _without_code(error))
+    simple_plans.replace(plan, None)
+
+
+graph.refused = _refuse
 
 
 def clear_plans() -> None:

@@ -17,7 +17,7 @@ import itertools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -30,7 +30,7 @@ from torch_tpu.eager.plan import Plan
 from torch_tpu.hlo.strided import contiguous_strides
 from torch_tpu.metrics import places
 from torch_tpu.metrics.places import Place
-from torch_tpu.runtime.client import Buffer, client, launch
+from torch_tpu.runtime.client import Buffer, client, client_errors, launch
 from torch_tpu.tensor import transfer
 from torch_tpu.tensor.errors import translate
 from torch_tpu.tensor.storage import UNSHARED, Content, Geometry, Value, geometry, references
@@ -54,7 +54,7 @@ class Pending(Content):
     computed: Value
 
     def __init__(self, graph: Graph, slot: int, geometry: Geometry) -> None:
-        self.graph: Graph | None = graph
+        self.graph: Graph | Failed | None = graph
         self.slot = slot
         self.geometry = geometry
 
@@ -68,8 +68,6 @@ class Pending(Content):
         graph = self.graph
         if graph is not None:
             graph.flush("read")
-            if self.graph is not None:
-                raise RuntimeError("this tensor was never computed: the program it was part of failed")
         return self.computed.array
 
     def fill(self, buffer: Buffer) -> None:
@@ -78,6 +76,13 @@ class Pending(Content):
 
     def give_up(self) -> None:
         self.computed.give_up()
+
+
+class Failed:
+    """In place of the graph of what was never computed."""
+
+    def flush(self, cause: str) -> None:
+        raise RuntimeError("this tensor was never computed: the program it was part of failed")
 
 
 class NotReadyError(Exception):
@@ -347,17 +352,28 @@ class Graph:
             operands = [inputs[w] if w >= 0 else results.get(~w) for w in wires]
             if any(operand is None or operand.is_deleted() for operand in operands):
                 continue
+            called = f"in {plan.name}, called at {places.where(place)}"
+            try:
+                executable = plan.compiled()
+            except Exception as own:
+                if isinstance(own, client_errors()):
+                    refused(plan, own)
+                    called += "; later calls like it run on the CPU"
+                failure = failure or _located(own, called)
+                continue
             try:
                 given = [*operands, *chunk.separate_numbers(plan, numbers)]
                 for a, *_ in plan.reused:
                     given[a] = client().copy(given[a])
-                buffers = plan.compiled()(given)
+                buffers = executable(given)
             except Exception as own:
-                failure = failure or _located(own, f"in {plan.name}, called at {places.where(place)}")
+                failure = failure or _located(own, called)
                 continue
             results.update((slot + k, buffer) for k, buffer in enumerate(buffers) if slot + k not in results)
         for n, value in self._alive(len(self.slots)).items():
-            if self.base + n in results and n not in made:
+            if self.base + n not in results:
+                value.graph = Failed()
+            elif n not in made:
                 value.fill(results[self.base + n])
         self._forget(len(self.operators), self.base + len(self.slots), {})
         for check in list(_unread):
@@ -379,6 +395,14 @@ class Graph:
                 if w >= 0 or ~w < end:
                     operands[k] = self._input(inputs[w] if w >= 0 else made[~w - base])
 
+
+def _no_table(plan: Plan, error: Exception) -> None:
+    """Where no table of plans is loaded."""
+
+
+# refused(plan, error): told of each recorded plan the compiler has no code for; `execute` makes later calls like it run
+# on the CPU.
+refused: Callable[[Plan, Exception], None] = _no_table
 
 # In place of an input that was donated.
 _DONATED = Value(None, geometry((0,), (1,), torch.uint8))

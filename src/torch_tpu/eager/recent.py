@@ -34,6 +34,11 @@ class Recent(dict[Any, Any]):
         self[key] = entry
         return entry
 
+    def replace(self, entry: Any, by: Any) -> None:
+        """Puts another entry in the place of one, wherever that stands."""
+        for table in (self, self.older):
+            table.update([(key, by) for key, found in list(table.items()) if found is entry])
+
     def clear(self) -> None:
         super().clear()
         self.older = {}

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch_tpu.compile.buckets.layout import Layout
 from torch_tpu.hlo.strided import contiguous_strides, is_dense
 from torch_tpu.runtime.client import Buffer, client
-from torch_tpu.tensor.storage import Geometry, Value, geometry, new_tensor, value_of
+from torch_tpu.tensor.storage import Content, Geometry, Value, geometry, new_tensor, value_of
 from torch_tpu.tensor.transfer import from_host, host_view
 
 # Up to this many bytes a tensor is cut or padded by the host, which needs no program for each size.
@@ -66,9 +66,9 @@ class Padded(Value):
         pass  # its memory is counted by the values it consists of
 
 
-_kept: weakref.WeakKeyDictionary[Padded, Value] = weakref.WeakKeyDictionary()
+_kept: weakref.WeakKeyDictionary[Padded, Content] = weakref.WeakKeyDictionary()
 # Longer forms of values, by how they are viewed and how long they are.
-_longer: weakref.WeakKeyDictionary[Value, dict[Any, torch.Tensor]] = weakref.WeakKeyDictionary()
+_longer: weakref.WeakKeyDictionary[Content, dict[Any, torch.Tensor]] = weakref.WeakKeyDictionary()
 
 
 def padded_tensor(
