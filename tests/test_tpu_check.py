@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -83,30 +84,78 @@ def test_an_operator_of_each_family_compiles_for_tpus(tmp_path, monkeypatch):
     assert "lapack_sgeqrf_ffi" in bad
 
 
-def test_what_is_refused_is_found_by_halves(monkeypatch, tmp_path):
+def test_what_is_refused_or_takes_too_long_is_found_by_parts(monkeypatch, tmp_path):
     asked = []
 
     def run(batches, job, *, workers):
         for batch in batches:
             asked.append(len(batch.digests))
-            if "crashes" in batch.digests:
+            if "endless" in batch.digests:
+                yield batch, {"failures": [{"message": f"the process ended with code -{signal.SIGXCPU.value}"}]}
+            elif "crashes" in batch.digests:
                 yield batch, {"failures": [{"message": "the process ended"}]}
             else:
-                yield batch, {"reason": "no" if "refused" in batch.digests else ""}
+                yield batch, {"reason": "no" if "refused" in batch.digests else "", "processor": 2.5}
 
     monkeypatch.setattr(pool, "run", run)
-    digests = [*"abcdef", "refused", "crashes"]
+    digests = ["refused", "crashes", *map(str, range(97)), "endless"]
     found = [v for vs in compiling.verdicts([Batch("t", tuple(digests))], tmp_path, tmp_path, 1) for v in vs]
-    reasons = {"refused": "no", "crashes": "the process ended"}
-    assert sorted(found) == sorted(Verdict(d, "t", reasons.get(d, "")) for d in digests)
-    assert asked == [8, 4, 4, 2, 2, 1, 1]
+    reasons = {
+        "refused": "no",
+        "crashes": "the process ended",
+        "endless": f"compiling it takes more than {compiling.SECONDS_ALONE} s of a processor's time",
+    }
+    assert {v.digest: v.reason for v in found} == {d: reasons.get(d, "") for d in digests}
+    assert asked == [100, *[13] * 7, 9, *[2] * 6, 1, *[2] * 4, 1, 1, 1]
+    assert next(v.seconds for v in found if v.digest == "refused") == 2.5
+
+
+def test_a_program_that_takes_too_long_ends_its_process(tmp_path):
+    (tmp_path / "a").touch()
+    code = f"""
+from pathlib import Path
+from unittest import mock
+from tests.tpu_check import compile as compiling
+compiling.SECONDS_ALONE = 1
+def forever(programs):
+    while True:
+        pass
+with mock.patch.object(compiling, "_client"), mock.patch.object(compiling, "join", forever):
+    compiling.Compile(Path({str(tmp_path)!r}))(compiling.Batch("t", ("a",)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=600)
+    assert done.returncode == -signal.SIGXCPU.value
+
+
+def test_programs_that_differ_in_name_alone_are_one():
+    text = "module @{} {{\n  func.func public @main() {{\n    return{}\n  }}\n}}\n"
+    assert lower.digest_of(text.format("add", "")) == lower.digest_of(text.format('"sum of squares"', ""))
+    assert lower.digest_of(text.format("add", "")) != lower.digest_of(text.format("add", " %0"))
 
 
 def test_the_page_says_what_compiles_and_what_does_not():
-    entry = Entry("svd", "", "float64")
-    lowered = lower.Lowered(2, {"a": "mul", "b": "sum"}, {"svd": "none | at all"}, [])
-    summary = report.Summary([results.Result(entry, 2, lowered)], {("a", "t"): "", ("b", "t"): "no\nmore"}, ["t"])
-    text = report.page(summary)
-    assert "| float64 | 1 | 1 | 2 | 1 (50.0 %) |" in text
+    entries = Entry("svd", "", "float64"), Entry("sum", "", "float64"), Entry("sum", "", "int32")
+    lowered = (
+        lower.Lowered(2, {"a": "mul", "b": "sum"}, {"svd": "none | at all"}, []),
+        lower.Lowered(2, {"b": "sum", "c": "sum"}, {}, []),
+        lower.Lowered(1, {"a": "mul", "d": "sum"}, {}, []),
+    )
+    verdicts = {
+        (digest, target): Verdict(digest, target, reason, seconds)
+        for digest, target, reason, seconds in (
+            ("a", "t", "", 0.0),
+            ("b", "t", "no\nmore", 3.0),
+            ("c", "t", "", 81.5),
+            ("d", "t", "", 3.0),
+            ("a", "u", "", 0.0),
+        )
+    }
+    found = [results.Result(e, 2, one) for e, one in zip(entries, lowered, strict=True)]
+    text = report.page(report.Summary(found, verdicts, ["t", "u"]))
+    assert "| float64 | 2 | 1 | 3 | 2 (66.7 %) | 1 of 1 tried |" in text
+    assert "| int32 | 1 | 0 | 2 | 2 (100.0 %) | 1 of 1 tried |" in text
+    assert "| all | 3 | 1 | 4 | 3 (75.0 %) | 1 of 1 tried |" in text
     assert "| `svd` | float64 | none ¦ at all |" in text
     assert "| `sum` | float64 | no |" in text
+    assert "| `sum` | float64 | 82 s for t |" in text
+    assert "at most 2 sample inputs" in text

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.compare import check, check_opinfo, no_fallback
+from torch_tpu.eager import execute, plan
 from torch_tpu.ops import convolution
 
 # A weight's gradient sums over batch and space, in another order than the CPU does.
@@ -231,3 +232,23 @@ def test_a_depthwise_convolution_keeps_infinities_apart() -> None:
     x[0, 1] = torch.inf
     check(lambda x, w: F.conv2d(x, w, groups=4), x, torch.ones(4, 1, 2, 2))
     check(lambda x, w: F.conv2d(x, w, groups=2), x, torch.ones(4, 2, 2, 2))
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(1, 1), (3, 1), (4, 4), (16, 2)])
+def test_the_weight_gradient_for_tpus_has_eight_channels(
+    channels: int, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = []
+
+    def make_plan(call: plan.Call) -> plan.Plan:
+        made = plan.make_plan(call, "tpu")
+        programs.append((call.name, str(made.module)))
+        return made
+
+    monkeypatch.setattr(execute, "_plans", execute.Recent(4096))
+    monkeypatch.setattr(execute, "make_plan", make_plan)
+    x, weight = leaf(2, channels, 6, 5), leaf(4, channels // groups, 3, 3)
+    check(lambda x, w: F.conv2d(x, w, stride=2, padding=1, groups=groups), x, weight, **SUM)
+    (text,) = {text for name, text in programs if name == "convolution_backward_overrideable"}
+    assert text.count("stablehlo.optimization_barrier") == (0 if channels // groups >= 8 else 2)
+    assert "-> tensor<8x4x3x3xf32>" in text

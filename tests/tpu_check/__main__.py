@@ -32,6 +32,7 @@ def main(
     targets: Annotated[str, typer.Option(help="Topologies to compile for.")] = ",".join(TARGETS),
     samples: Annotated[int, typer.Option(help="At most so many sample inputs per operator; 0: all.")] = 2,
     restart: Annotated[bool, typer.Option(help="Lower again what is lowered; compile what is new.")] = False,
+    compile_: Annotated[bool, typer.Option("--compile/--no-compile", help="Compile what is not compiled yet.")] = True,
     table: Annotated[Path | None, typer.Option(help="Write the result to this page.")] = None,
     workers: Annotated[int, typer.Option(help="Processes that work at the same time.")] = 2,
     output: Annotated[Path, typer.Option(help="Where the results are kept.")] = Path("tpu-check-results"),
@@ -54,19 +55,22 @@ def main(
             file.flush()
 
     path = output / "verdicts.jsonl"
-    reasons = results.load_verdicts(path)
-    digests = dict.fromkeys(d for e in chosen for d in known[e].lowered.programs)
+    verdicts = results.load_verdicts(path)
+    # Small ones first; and those that take the compiler long come together.
+    found = {d for e in chosen for d in known[e].lowered.programs}
+    digests = sorted(found, key=lambda d: ((programs / d).stat().st_size, d))
     wanted_targets = targets.split(",")
-    left = {target: [d for d in digests if (d, target) not in reasons] for target in wanted_targets}
-    found = compiling.verdicts(compiling.batches(left), programs, output / "workers.log", workers)
+    left = {target: [d for d in digests if (d, target) not in verdicts] for target in wanted_targets}
+    batches = compiling.batches(left) if compile_ else []
+    judged = compiling.verdicts(batches, programs, output / "workers.log", workers)
     with path.open("a") as file:
-        for verdicts in _shown(console, "compile", found, len(compiling.batches(left))):
-            for verdict in verdicts:
-                reasons[verdict.digest, verdict.target] = verdict.reason
+        for several in _shown(console, "compile", judged, len(batches)):
+            for verdict in several:
+                verdicts[verdict.digest, verdict.target] = verdict
                 file.write(results.verdict_line(verdict) + "\n")
             file.flush()
 
-    summary = report.Summary([known[e] for e in chosen], reasons, wanted_targets)
+    summary = report.Summary([known[e] for e in chosen], verdicts, wanted_targets)
     report.show(console, summary)
     if table is not None:
         table.write_text(report.page(summary))

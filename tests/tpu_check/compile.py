@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -20,6 +23,11 @@ from torch_tpu.runtime.topology import TopologyClient
 TARGETS = ("v5e:1x1", "tpu7x:1x1x1")
 # A module with more programs would take the compiler longer, for each of them.
 PROGRAMS_AT_ONCE = 128
+# What a batch, and one program, may take of a processor's time. 128 programs of usual size take 10 s.
+SECONDS_AT_ONCE = 60
+SECONDS_ALONE = 300
+# Parts that a failed batch is cut into. More than two, because one that takes too long takes as long in each round.
+PARTS = 8
 
 
 class Batch(NamedTuple):
@@ -33,15 +41,20 @@ class Batch(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What the compiler says of a program; an empty reason means that it compiles."""
+    """What the compiler says of a program; an empty reason means that it compiles.
+
+    Attributes:
+        seconds: the processor's time it takes, where it was compiled alone.
+    """
 
     digest: str
     target: str
     reason: str
+    seconds: float = 0.0
 
 
 def verdicts(batches: Iterable[Batch], folder: Path, log: Path, workers: int) -> Iterator[list[Verdict]]:
-    """What the compiler says of each program, batch by batch. One that fails is halved until the guilty are found."""
+    """What the compiler says of each program, batch by batch. One that fails is cut until the guilty are found."""
     waiting = list(batches)
     job = pool.Job(log, Compile(folder))
     while waiting:
@@ -50,9 +63,13 @@ def verdicts(batches: Iterable[Batch], folder: Path, log: Path, workers: int) ->
             reason = outcome.get("reason") or "".join(f["message"] for f in outcome.get("failures", ()))
             if reason and len(batch.digests) > 1:
                 failed.append(batch)
+            elif len(batch.digests) > 1:
+                yield [Verdict(digest, batch.target, "") for digest in batch.digests]
             else:
-                yield [Verdict(digest, batch.target, reason) for digest in batch.digests]
-        waiting = [half for batch in failed for half in _halves(batch)]
+                if reason.endswith(f"code -{signal.SIGXCPU.value}"):
+                    reason = f"compiling it takes more than {SECONDS_ALONE} s of a processor's time"
+                yield [Verdict(batch.digests[0], batch.target, reason, outcome.get("processor", 0.0))]
+        waiting = [part for batch in failed for part in _parts(batch)]
 
 
 def batches(digests: Mapping[str, Iterable[str]]) -> list[Batch]:
@@ -64,25 +81,30 @@ def batches(digests: Mapping[str, Iterable[str]]) -> list[Batch]:
     return found
 
 
-def _halves(batch: Batch) -> list[Batch]:
-    middle = len(batch.digests) // 2
-    return [Batch(batch.target, part) for part in (batch.digests[:middle], batch.digests[middle:])]
+def _parts(batch: Batch) -> list[Batch]:
+    size = -(-len(batch.digests) // PARTS)
+    return [Batch(batch.target, batch.digests[i : i + size]) for i in range(0, len(batch.digests), size)]
 
 
 class Compile:
-    """Compiles batches of programs that are files of `folder`."""
+    """Compiles batches of programs that are files of `folder`. One that takes too long ends the process (SIGXCPU)."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
-        """{"reason": why the compiler refuses the batch, else ""}"""
+        """{"reason": why the compiler refuses the batch, else "", "processor": the seconds it took of its time}"""
+        client = _client(batch.target)
+        began = time.process_time()
+        most = began + (SECONDS_AT_ONCE if len(batch.digests) > 1 else SECONDS_ALONE)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(most), resource.getrlimit(resource.RLIMIT_CPU)[1]))
+        reason = ""
         try:
             joined = join([(self.folder / digest).read_bytes() for digest in batch.digests])
-            _client(batch.target).compile(joined, []).analysis()
-        except (*(client_errors(),), ir.MLIRError) as error:
-            return {"reason": str(error)}
-        return {"reason": ""}
+            client.compile(joined, []).analysis()
+        except (client_errors(), ir.MLIRError) as error:
+            reason = str(error)
+        return {"reason": reason, "processor": round(time.process_time() - began, 1)}
 
 
 @cache

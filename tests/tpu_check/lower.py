@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -80,13 +81,12 @@ def _recording(lowered: Lowered, folder: Path) -> Iterator[None]:
             if _works(call):
                 lowered.failures.append(f"{call.name}: {type(error).__name__}: {error}"[:600])
         else:
-            code = bytecode(made.module)
-            digest = hashlib.sha256(code).hexdigest()[:32]
+            digest = digest_of(made.module)
             lowered.programs[digest] = call.name
             file = folder / digest
             if not file.exists():
                 partial = file.with_suffix(f".{os.getpid()}")
-                partial.write_bytes(code)
+                partial.write_bytes(bytecode(made.module))
                 partial.rename(file)
         return plan.make_plan(call)
 
@@ -108,6 +108,12 @@ def _recorded_apart() -> Iterator[None]:
             yield
         finally:
             graph._unread.clear()
+
+
+def digest_of(module: Any) -> str:
+    """The digest of a program (an `ir.Module`), whatever it is called and whichever lines it comes from."""
+    text = re.sub(r'^module @("[^"]*"|\S+)', "module", str(module))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _works(call: plan.Call) -> bool:

@@ -11,18 +11,24 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.conformance.database import DTYPES, dtype_name
+from tests.tpu_check.compile import Verdict
 from tests.tpu_check.results import Result
 
-Reasons = Mapping[tuple[str, str], str]
+Verdicts = Mapping[tuple[str, str], Verdict]
+# From how many seconds of a processor's time on a program is listed.
+SLOW = 60.0
 
 
 class Total(NamedTuple):
-    """Of one dtype: entries lowered, how many of them need the CPU, distinct programs, how many compile per target."""
+    """Of one dtype: entries lowered, how many of them need the CPU, distinct programs; how many of these the compiler
+    was given for each target, and accepted.
+    """
 
     dtype: str
     entries: int
     with_cpu: int
     programs: int
+    tried: tuple[int, ...]
     compiled: tuple[int, ...]
 
 
@@ -37,27 +43,32 @@ class Exceptional(NamedTuple):
 class Summary:
     """The figures of some results, with what the compiler says of their programs."""
 
-    def __init__(self, results: Sequence[Result], reasons: Reasons, targets: Sequence[str]) -> None:
+    def __init__(self, results: Sequence[Result], verdicts: Verdicts, targets: Sequence[str]) -> None:
         self.targets = tuple(targets)
+        self.samples = max((r.asked for r in results), default=0)
         lowered = [r for r in results if r.lowered.samples or r.lowered.failures]
-        self.totals = [self._total(dtype, lowered, reasons) for dtype in map(dtype_name, DTYPES)]
-        self.totals = [total for total in self.totals if total.entries]
+        by_dtype = {name: [r for r in lowered if r.entry.dtype == name] for name in map(dtype_name, DTYPES)}
+        self.totals = [self._total(name, mine, verdicts) for name, mine in by_dtype.items() if mine]
+        self.totals.append(self._total("all", lowered, verdicts))
         self.on_cpu = _grouped((n, why, r) for r in lowered for n, why in r.lowered.fallbacks.items())
-        refused = [
-            (operator, _in_short(reason), r)
+        judged = [
+            (operator, verdict, r)
             for r in lowered
             for digest, operator in r.lowered.programs.items()
             for target in targets
-            if (reason := reasons.get((digest, target)))
+            if (verdict := verdicts.get((digest, target)))
         ]
+        refused = [(operator, _in_short(v.reason), r) for operator, v, r in judged if v.reason]
         raised = [(*failure.split(": ", 1), r) for r in lowered for failure in r.lowered.failures]
         self.failures = _grouped([*refused, *((n, why, r) for n, why, r in raised)])
+        self.slow = _grouped((n, f"{v.seconds:.0f} s for {v.target}", r) for n, v, r in judged if v.seconds >= SLOW)
 
-    def _total(self, dtype: str, results: Sequence[Result], reasons: Reasons) -> Total:
-        mine = [r for r in results if r.entry.dtype == dtype]
-        digests = {d for r in mine for d in r.lowered.programs}
-        compiled = tuple(sum(reasons.get((d, target)) == "" for d in digests) for target in self.targets)
-        return Total(dtype, len(mine), sum(bool(r.lowered.fallbacks) for r in mine), len(digests), compiled)
+    def _total(self, name: str, results: Sequence[Result], verdicts: Verdicts) -> Total:
+        digests = {d for r in results for d in r.lowered.programs}
+        found = [[v for d in digests if (v := verdicts.get((d, target)))] for target in self.targets]
+        tried = tuple(len(each) for each in found)
+        compiled = tuple(sum(not v.reason for v in each) for each in found)
+        return Total(name, len(results), sum(bool(r.lowered.fallbacks) for r in results), len(digests), tried, compiled)
 
 
 def _grouped(found: Iterable[tuple[str, str, Result]]) -> list[Exceptional]:
@@ -73,14 +84,20 @@ def _in_short(reason: str) -> str:
     return reason.splitlines()[0][:300]
 
 
-def _share(part: int, whole: int) -> str:
-    return f"{part:,} ({100 * part / whole:.1f} %)" if whole else "0"
+def _share(compiled: int, tried: int, programs: int) -> str:
+    if tried < programs:
+        return f"{compiled:,} of {tried:,} tried" if tried else "not tried"
+    return f"{compiled:,} ({100 * compiled / programs:.1f} %)" if programs else "0"
 
 
 def _rows(summary: Summary) -> list[list[str]]:
     return [
-        [t.dtype, f"{t.entries:,}", f"{t.with_cpu:,}", f"{t.programs:,}", *(_share(n, t.programs) for n in t.compiled)]
-        for t in summary.totals
+        [
+            total.dtype,
+            *(f"{n:,}" for n in (total.entries, total.with_cpu, total.programs)),
+            *(_share(*of_target, total.programs) for of_target in zip(total.compiled, total.tried, strict=True)),
+        ]
+        for total in summary.totals
     ]
 
 
@@ -89,7 +106,8 @@ def _headings(summary: Summary) -> list[str]:
 
 
 def show(console: Console, summary: Summary) -> None:
-    for title, found in (("not compiled", summary.failures), ("on the CPU", summary.on_cpu)):
+    exceptions = (("not compiled", summary.failures), ("slow to compile", summary.slow), ("on the CPU", summary.on_cpu))
+    for title, found in exceptions:
         if found:
             table = Table("operator", "reason", "dtypes", title=title)
             for each in found:
@@ -106,28 +124,35 @@ def page(summary: Summary) -> str:
     lines = [
         "# Operators on TPUs",
         "",
-        "Written by `make tpu-check OPTIONS=--table=docs/tpu-operators.md`, which takes sample inputs of each",
-        "operator, module and optimizer of PyTorch's own test database, and compiles every program they are made of,",
-        f"forward and backward, with the compiler of libtpu {metadata.version('libtpu')}. No TPU was at hand: the",
-        "programs were compiled, not run. Equal programs count once for each dtype.",
+        "Written by `make tpu-check OPTIONS=--table=docs/tpu-operators.md`, which takes",
+        f"at most {summary.samples} sample inputs of each operator, module and optimizer of PyTorch's own test",
+        "database, and compiles every program they are made of, forward and backward, with the compiler of",
+        f"libtpu {metadata.version('libtpu')}. No TPU was at hand: the programs were compiled, not run. Equal programs",
+        "count once in each row.",
         "",
-        _line(_headings(summary)),
-        _line(["---"] * len(_headings(summary))),
-        *(_line(row) for row in _rows(summary)),
+        *_table(_headings(summary), _rows(summary)),
         "",
         "## What a TPU does not run",
         "",
         "These run on the CPU instead, with a warning (`TORCH_TPU_FALLBACK`). Which they are is known when a call is",
         "made, before anything runs, so a fused program is never refused because of them.",
         "",
-        _line(["ATen operator", "dtypes", "reason"]),
-        _line(["---"] * 3),
-        *(_line([f"`{e.operator}`", ", ".join(e.dtypes), e.reason]) for e in summary.on_cpu),
+        *_exceptions(summary.on_cpu, "reason"),
     ]
     if summary.failures:
-        lines += ["", "## What fails", "", _line(["ATen operator", "dtypes", "reason"]), _line(["---"] * 3)]
-        lines += [_line([f"`{e.operator}`", ", ".join(e.dtypes), e.reason]) for e in summary.failures]
+        lines += ["", "## What fails", "", *_exceptions(summary.failures, "reason")]
+    if summary.slow:
+        lines += ["", "## What the compiler takes long for", "", *_exceptions(summary.slow, "processor's time")]
     return "\n".join([*lines, ""])
+
+
+def _exceptions(found: Iterable[Exceptional], column: str) -> list[str]:
+    rows = [[f"`{e.operator}`", ", ".join(e.dtypes), e.reason] for e in found]
+    return _table(["ATen operator", "dtypes", column], rows)
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [_line(headings), _line(["---"] * len(headings)), *map(_line, rows)]
 
 
 def _line(cells: Sequence[str]) -> str:

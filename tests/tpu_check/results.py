@@ -43,9 +43,10 @@ def load_results(path: Path) -> dict[Entry, Result]:
     return found
 
 
-def load_verdicts(path: Path) -> dict[tuple[str, str], str]:
-    """Reasons (empty: it compiles) by digest and target."""
-    return {(fields["digest"], fields["target"]): fields["reason"] for fields in _lines(path)}
+def load_verdicts(path: Path) -> dict[tuple[str, str], Verdict]:
+    """By digest and target."""
+    found = (Verdict(**fields) for fields in _lines(path))
+    return {(verdict.digest, verdict.target): verdict for verdict in found}
 
 
 def verdict_line(verdict: Verdict) -> str:
