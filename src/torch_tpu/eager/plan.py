@@ -17,7 +17,7 @@ import torch
 
 from torch_tpu import metrics
 from torch_tpu.hlo import array as hlo
-from torch_tpu.hlo import module, strided, types
+from torch_tpu.hlo import guard, module, strided, types
 from torch_tpu.hlo.array import Array
 from torch_tpu.ops.random_bits import Rng
 from torch_tpu.ops.trace import Base, Data, Tracer
@@ -342,8 +342,7 @@ class _Builder:
 
     def _written(self, new: Array, old: Array) -> Array:
         if self.call.guarded and (new.shape, new.dtype) == (old.shape, old.dtype):
-            for condition, *_ in self.tracer.checks:
-                new = hlo.select(condition, new, old)
+            return guard.kept_unless([condition for condition, *_ in self.tracer.checks], new, old)
         return new
 
     def _describe(self, returned: Any) -> Any:
