@@ -59,6 +59,7 @@ def run(entry: Entry, *, samples: int, folder: Path) -> dict[str, Any]:
         A `Lowered` as a dict.
     """
     os.environ["TORCH_TPU_PLATFORM"] = "cpu"
+    execute.clear_plans()  # what has a plan is not lowered again
     lowered = Lowered()
     with warnings.catch_warnings(action="ignore"), _recording(lowered, folder):
         for call in CALLS[entry.kind](entry, samples):
@@ -66,7 +67,6 @@ def run(entry: Entry, *, samples: int, folder: Path) -> dict[str, Any]:
             with contextlib.suppress(Exception), _recorded_apart():
                 call()
                 lowered.samples += 1
-    execute.clear_plans()
     return asdict(lowered)
 
 
