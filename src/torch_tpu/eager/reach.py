@@ -216,6 +216,7 @@ def _rehearsal() -> Iterator[None]:
         return plan.make_plan(call)
 
     uncompiled = _Uncompiled()
+    execute.simple_plans.clear()
     with (
         mock.patch.object(plan, "client", return_value=uncompiled),
         mock.patch.object(execute, "make_plan", make_plan),
@@ -225,7 +226,10 @@ def _rehearsal() -> Iterator[None]:
         torch.no_grad(),
         warnings.catch_warnings(action="ignore"),
     ):
-        yield
+        try:
+            yield
+        finally:
+            execute.simple_plans.clear()  # of plans whose results are zeros
 
 
 def _refusal(func: OpOverload) -> str | None:
