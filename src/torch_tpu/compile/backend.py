@@ -44,6 +44,7 @@ def compile_graph(
     if not is_on_device(graph, examples):
         # What a break leaves of a function may be the host's alone.
         return graph.forward
+    _log_break(graph)
     from functorch.compile import min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.aot_autograd import SerializableAOTDispatchCompiler
@@ -111,6 +112,16 @@ def _title(graph: torch.fx.GraphModule) -> str:
     traces = (n.stack_trace for n in graph.graph.nodes if n.stack_trace)
     function = re.search(r", in (\S+)", next(traces, ""))
     return f"graph {next(_graphs)}{f' of {function[1]}' if function else ''}"
+
+
+def _log_break(graph: torch.fx.GraphModule) -> None:
+    """Tells the report where the user's function could not be captured further."""
+    why = getattr(graph, "compile_subgraph_reason", None)
+    if why is not None and why.graph_break and why.user_stack:
+        first, *rest = [line.strip() for line in why.reason.splitlines()]
+        explanation = next((line.partition(": ")[2] for line in rest if line.startswith("Explanation: ")), "")
+        frame = why.user_stack[-1]
+        programs.broken(first, explanation, f"{frame.filename}:{frame.lineno}", (frame.line or "").strip())
 
 
 def is_on_device(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> bool:

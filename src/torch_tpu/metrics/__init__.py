@@ -38,13 +38,14 @@ def snapshot() -> dict[str, Any]:
 
     Keys: `counters`; `recompiles` (programs that were not the first of their operator or graph, the latest first, each
     with `kind`, `name`, `reason`, `line` and `after`, the number of programs that had run before); `graphs` (of
-    torch.compile, with their programs); `syncs`, `flushes`, `fallbacks` (`what`, `detail`, `line`, `source`, `count`,
-    most frequent first).
+    torch.compile, with their programs); `graph_breaks` (where a captured graph ends before its function), `syncs`,
+    `flushes`, `fallbacks` (`what`, `detail`, `line`, `source`, `count`, most frequent first).
     """
     return {
         "counters": counters(),
         "recompiles": [_made(m) for m in programs.recompiles()],
         "graphs": [_graph(g) for g in list(programs.graphs.values())],
+        "graph_breaks": [asdict(b) | {"count": count} for b, count in programs.breaks.most_common()],
         "syncs": _lines("sync"),
         "flushes": _lines("flush"),
         "fallbacks": _lines("fallback"),

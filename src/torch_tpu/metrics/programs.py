@@ -61,8 +61,19 @@ class Graph:
     made: list[Made] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Break:
+    """Where Dynamo could not go on with a graph, and why, in its words."""
+
+    what: str
+    detail: str
+    line: str
+    source: str
+
+
 log: deque[Made] = deque(maxlen=MOST_LOGGED)
 graphs: dict[str, Graph] = {}
+breaks: Counter[Break] = Counter()
 _earlier: dict[str, deque[Fields]] = {}
 # The operator program of each plan number, and the fused programs made so far as counts of plan numbers.
 _of_plan: dict[int, Made] = {}
@@ -145,6 +156,11 @@ def captured(name: str, reason: str) -> None:
     graphs[name] = Graph(name, reason, places.here_or_backward())
 
 
+def broken(reason: str, explanation: str, line: str, source: str) -> None:
+    """Counts a captured graph that ends before its function does, at a line that could not be captured."""
+    breaks[Break(reason, explanation, line, source)] += 1
+
+
 def ran_by_operator(name: str, reason: str) -> None:
     """Counts a run of a graph that no program can express."""
     _refused(name, reason).by_operator += 1
@@ -174,6 +190,7 @@ def recompiles() -> list[Made]:
 def reset() -> None:
     """Empties the log. What was made before stays known, so that later recompiles have a reason."""
     log.clear()
+    breaks.clear()
     for graph in graphs.values():
         graph.by_operator = graph.in_pieces = 0
         graph.unpadded = ""

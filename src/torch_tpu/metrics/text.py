@@ -21,6 +21,7 @@ def _report(snapshot: Mapping[str, Any], most: int) -> Iterator[str]:
         yield f"  {name:<28} {value:.3f}" if isinstance(value, float) else f"  {name:<28} {value:,}"
     yield from _recompiles(snapshot["recompiles"], most)
     yield from _graphs(snapshot["graphs"], most)
+    yield from _lines("graph breaks", snapshot["graph_breaks"], most)
     yield from _lines("waits for the device (sync points)", snapshot["syncs"], most)
     yield from _lines("flushes of fused eager", snapshot["flushes"], most)
     yield from _lines("operators on the CPU (fallbacks)", snapshot["fallbacks"], most)
