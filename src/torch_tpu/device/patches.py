@@ -99,7 +99,8 @@ def _record_backward_behind_forward() -> None:
     # PyTorch runs the backward operators of a device in a thread of its own. Fused eager keeps what each thread has
     # recorded apart, so all that forward saved would cross from its programs to those of backward. In the thread that
     # calls `backward` both are recorded into the same programs, and XLA computes again what costs less than to keep.
-    original = torch.autograd.graph._engine_run_backward
+    autograd: Any = torch.autograd
+    original = autograd.graph._engine_run_backward
 
     @functools.wraps(original)
     def run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -108,8 +109,8 @@ def _record_backward_behind_forward() -> None:
         with torch.autograd.set_multithreading_enabled(not any(map(_is_on_device, outputs))):
             return original(outputs, *args, **kwargs)
 
-    torch.autograd.graph._engine_run_backward = run_backward
-    torch.autograd._engine_run_backward = run_backward
+    autograd.graph._engine_run_backward = run_backward
+    autograd._engine_run_backward = run_backward
 
 
 def _is_on_device(output: Any) -> bool:
