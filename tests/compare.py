@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from torch_tpu import metrics
+from torch_tpu.eager import execute, plan
 
 
 def to_device(value: Any, device: str = "tpu") -> Any:
@@ -34,6 +36,24 @@ def seed_generators() -> None:
     """
     torch.default_generator.manual_seed(0)
     torch.tpu.manual_seed_all(0)
+
+
+@contextlib.contextmanager
+def forms_for_tpus() -> Iterator[list[tuple[str, str]]]:
+    """Programs have the form for TPUs inside, though XLA:CPU runs them. Yields their operators and StableHLO."""
+    programs = []
+
+    def make_plan(call: plan.Call) -> plan.Plan:
+        made = plan.make_plan(call, "tpu")
+        programs.append((call.name, str(made.module)))
+        return made
+
+    execute.clear_plans()
+    try:
+        with mock.patch.object(execute, "make_plan", make_plan):
+            yield programs
+    finally:
+        execute.clear_plans()
 
 
 @contextlib.contextmanager

@@ -8,8 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.compare import check, check_opinfo, no_fallback
-from torch_tpu.eager import execute, plan
+from tests.compare import check, check_opinfo, forms_for_tpus, no_fallback
 from torch_tpu.ops import convolution
 
 # A weight's gradient sums over batch and space, in another order than the CPU does.
@@ -235,20 +234,10 @@ def test_a_depthwise_convolution_keeps_infinities_apart() -> None:
 
 
 @pytest.mark.parametrize(("channels", "groups"), [(1, 1), (3, 1), (4, 4), (16, 2)])
-def test_the_weight_gradient_for_tpus_has_eight_channels(
-    channels: int, groups: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    programs = []
-
-    def make_plan(call: plan.Call) -> plan.Plan:
-        made = plan.make_plan(call, "tpu")
-        programs.append((call.name, str(made.module)))
-        return made
-
-    monkeypatch.setattr(execute, "_plans", execute.Recent(4096))
-    monkeypatch.setattr(execute, "make_plan", make_plan)
+def test_the_weight_gradient_for_tpus_has_eight_channels(channels: int, groups: int) -> None:
     x, weight = leaf(2, channels, 6, 5), leaf(4, channels // groups, 3, 3)
-    check(lambda x, w: F.conv2d(x, w, stride=2, padding=1, groups=groups), x, weight, **SUM)
+    with forms_for_tpus() as programs:
+        check(lambda x, w: F.conv2d(x, w, stride=2, padding=1, groups=groups), x, weight, **SUM)
     (text,) = {text for name, text in programs if name == "convolution_backward_overrideable"}
     assert text.count("stablehlo.optimization_barrier") == (0 if channels // groups >= 8 else 2)
     assert "-> tensor<8x4x3x3xf32>" in text

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from tests.compare import assert_same, to_device
-from torch_tpu.eager import execute, plan
+from tests.compare import assert_same, forms_for_tpus, to_device
 
 SINGLE = (torch.float32, torch.complex64)
 DTYPES = (torch.float32, torch.complex128)
@@ -12,9 +11,9 @@ TOLERANCE = {torch.float32: 2e-5, torch.complex64: 2e-5, torch.complex128: 1e-13
 
 
 @pytest.fixture(autouse=True)
-def _programs_for_tpus(monkeypatch):
-    monkeypatch.setattr(execute, "_plans", execute.Recent(4096))
-    monkeypatch.setattr(execute, "make_plan", lambda call: plan.make_plan(call, "tpu"))
+def _programs_for_tpus():
+    with forms_for_tpus():
+        yield
 
 
 def close(got, want, dtype):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.compare import check, check_opinfo
+from tests.compare import check, check_opinfo, forms_for_tpus
 
 NAN, INF = math.nan, math.inf
 F32, BF16, I64, BOOL, C64 = torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64
@@ -42,6 +42,19 @@ def test_logcumsumexp_gradient() -> None:
 def test_logcumsumexp_special_values() -> None:
     for values in ([-INF, -INF, 1.0, NAN, 2.0], [-INF, INF, 1.0], [1000.0, 1000.0, -1000.0]):
         check(lambda x: x.logcumsumexp(0), torch.tensor(values))
+
+
+@pytest.mark.parametrize("dtype", [F32, C64])
+def test_logcumsumexp_on_tpus(dtype: torch.dtype) -> None:
+    """It adds by doubling there: the compiler has no windows that are reduced by a function of one's own."""
+    with forms_for_tpus() as programs:
+        for length in (1, 2, 7, 16):
+            x = torch.randn(3, length, 2, dtype=dtype)
+            x[0, 0] = -INF
+            check(lambda x: x.logcumsumexp(1), x, rtol=1e-5, atol=1e-5)
+        check(lambda x: x.logcumsumexp(-1), torch.tensor([-INF, -INF, 1.0, NAN, 2.0]))
+    assert programs
+    assert not any("reduce_window" in text for _, text in programs)
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16, torch.float64])
