@@ -36,7 +36,7 @@ def plan(
     samples: int = 0,
     progress: Progress = _silent,
 ) -> Plan:
-    """Plans repeated calls of a function, each of which is a step. Nothing runs; numbers that it reads are zeros.
+    """Plans repeated calls of a function, each of which is a step. Nothing runs; what it reads are stand-ins.
 
     Args:
         fn: a step of training or inference on the device "tpu". Modules and optimizers among `args` are known as such.

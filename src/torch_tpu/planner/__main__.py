@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import traceback
 from pathlib import Path
 
 from torch_tpu.planner import NothingToPlanError, plan_script
@@ -33,6 +34,14 @@ def main() -> None:
         )
     except NothingToPlanError as error:
         sys.exit(f"{given.script}: {error}")
+    except Exception as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename != str(given.script):
+            trace = trace.tb_next
+        if trace is None:  # not of the script
+            raise
+        traceback.print_exception(error.with_traceback(trace))
+        sys.exit(1)
     given.json.write_text(made.to_json())
 
 

@@ -178,8 +178,9 @@ def _operations(times: Mapping[Program, int], compiled: Mapping[Program, Compile
 
 def _waits(record: Record, window: Window) -> list[HostWait]:
     found: dict[tuple[str, bool], list[int]] = {}
-    for read in record.reads:
-        if window.begin < read.after <= window.end:
+    for n, read in enumerate(record.reads):
+        # A training step ends with the optimizer's; what is read behind it counts with the next.
+        if n in window.reads if window.reads is not None else window.begin < read.after <= window.end:
             entry = found.setdefault((read.place, read.fallback), [0, 0])
             entry[0] += 1
             entry[1] += read.nbytes

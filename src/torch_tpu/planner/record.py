@@ -7,9 +7,11 @@ wrote it) and dies before a later one. A placeholder lives exactly as long as th
 from __future__ import annotations
 
 import re
+import sys
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -108,11 +110,16 @@ class Record:
         self.runs.append(Run(program, given, tuple(made)))
 
     def read(self, buffer: Buffer) -> npt.NDArray[Any]:
-        """Zeros, of which only one element is real memory. For a flag False, for a loss 0.0, for an index 0."""
+        """Zeros, which take no real memory (a flag is False, an index 0), but 1.0 for a single float, such as a loss.
+
+        Scripts divide by it, take its logarithm, or stop where it is small.
+        """
         aval = buffer.aval
         fallback = metrics.waited_for() == "operator on the CPU"
         place = places.where(places.here_or_backward())
         self.reads.append(Read(len(self.runs), place, aval.size * aval.dtype.itemsize, fallback))
+        if aval.size == 1 and "float" in aval.dtype.name and not _by_grad_scaler():
+            return np.ones(aval.shape, aval.dtype)
         return np.zeros(aval.shape, aval.dtype)
 
     def _donated(self, program: Program) -> tuple[int, ...]:
@@ -184,6 +191,14 @@ class Record:
     def living(self, during: int) -> Iterable[Thing]:
         """What lies in memory while a program runs, its arguments and results included."""
         return (t for t in self.things if t.born <= during and (t.died is None or t.died > during))
+
+
+def _by_grad_scaler() -> bool:
+    """Whether `GradScaler` reads, which asks for a float that says whether a gradient was infinite: 0.0 means no."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("torch_tpu."):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__") == "torch.amp.grad_scaler"
 
 
 _PLACE = re.compile(r'"([^"]*)"')

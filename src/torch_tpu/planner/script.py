@@ -1,6 +1,7 @@
 """Runs an unchanged script, or calls a function, on a topology, and finds its steps.
 
-A training step ends with a step of the first optimizer. Without an optimizer a step is a call of an outermost module
+A training step ends with a step of the first optimizer; it begins behind the one before, or where the model is called
+for training again after it was called in evaluation mode. Without an optimizer a step is a call of an outermost module
 without gradients, after which recorded operators are run; else the shortest sequence of programs that repeats at the
 end and leaves out none that ran in the second half; else everything after the parameters were made. Programs of the
 last step count; those before are set-up.
@@ -9,7 +10,9 @@ last step count; those before are set-up.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import importlib
 import os
 import runpy
 import sys
@@ -17,7 +20,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules import module as registration
@@ -54,6 +57,7 @@ class Window:
         kind: "training step", "call of <module>", "call", "repetition" or "whole run".
         steps: how many there were.
         ended: why the script did not run to its end; empty where it did.
+        reads: which of the host's reads belong to it; None where those do that come before its end.
     """
 
     begin: int
@@ -61,6 +65,7 @@ class Window:
     kind: str
     steps: int
     ended: str = ""
+    reads: range | None = None
 
 
 def run_script(path: Path, arguments: Sequence[str], steps: int = DEFAULT_STEPS) -> tuple[Record, Window]:
@@ -97,17 +102,28 @@ def _know_modules(record: Record, values: Sequence[Any]) -> None:
             record.optimizers.add(value)
 
 
+class _Moment(NamedTuple):
+    """So many programs have run, and the host has read so often."""
+
+    runs: int
+    reads: int
+
+
 class _Steps:
     """Notes where steps end, and ends the script after enough of them."""
 
     def __init__(self, record: Record, enough: int) -> None:
         self.record = record
         self.enough = enough
-        self.trained: list[int] = []
+        # Where each training step begins and ends.
+        self.begun: list[_Moment] = []
+        self.trained: list[_Moment] = []
         self.called: list[int] = []
         self.callee = ""
         self._first: int | None = None
         self._depth = 0
+        self._begin = _Moment(0, 0)
+        self._between = True
 
     def stepping(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self.record.optimizers.add(optimizer)
@@ -117,16 +133,25 @@ class _Steps:
         if self._first is None:
             self._first = id(optimizer)
         if id(optimizer) == self._first:
+            torch.tpu.synchronize()  # type: ignore[attr-defined]
             self.record.mark()
-            self.trained.append(len(self.record.runs))
+            self.begun.append(self._begin)
+            self._begin = self._now()
+            self.trained.append(self._begin)
             if len(self.trained) > self.enough:
                 raise EnoughStepsError
 
     def enter(self, module: torch.nn.Module) -> None:
+        if not self._depth and self._between and torch.is_grad_enabled() and module.training:
+            torch.tpu.synchronize()  # type: ignore[attr-defined]
+            self.record.mark()
+            self._between, self._begin = False, self._now()
         self._depth += 1
 
     def leave(self, module: torch.nn.Module) -> None:
         self._depth -= 1
+        if not self._depth and self.trained and not torch.is_grad_enabled() and not module.training:
+            self._between = self._between or self._is_trained(module)
         if self._depth or torch.is_grad_enabled() or self.trained:
             return
         torch.tpu.synchronize()  # type: ignore[attr-defined]
@@ -136,6 +161,16 @@ class _Steps:
             self.callee = type(module).__name__
             if len(self.called) > self.enough and self._repeats() and not _some_optimizer():
                 raise EnoughStepsError
+
+    def _now(self) -> _Moment:
+        return _Moment(len(self.record.runs), len(self.record.reads))
+
+    def _is_trained(self, module: torch.nn.Module) -> bool:
+        """Whether the optimizer changes it: a teacher, called in evaluation mode too, is part of the step."""
+        known = {
+            id(p) for optimizer in self.record.optimizers for group in optimizer.param_groups for p in group["params"]
+        }
+        return any(id(p) in known for p in module.parameters())
 
     def _repeats(self) -> bool:
         before, last, now = self.called[-3:]
@@ -165,8 +200,10 @@ class _Steps:
                 hook.remove()
 
     def window(self, ended: str) -> Window:
-        if len(self.trained) > 1:
-            return Window(self.trained[-2], self.trained[-1], "training step", len(self.trained) - 1, ended)
+        if self.trained:
+            steps = max(len(self.trained) - 1, 1)
+            begin, end = self.begun[-1], self.trained[-1]
+            return Window(begin.runs, end.runs, "training step", steps, ended, range(begin.reads, end.reads))
         if len(self.called) > 1:
             return Window(self.called[-2], self.called[-1], f"call of {self.callee}", len(self.called), ended)
         return _repetition(self.record, ended)
@@ -183,11 +220,13 @@ def _observed(run: Callable[[], Any], enough: int) -> tuple[Record, Window]:
     kept: Any = None
     with _observing(record):
         try:
-            with steps.noted():
+            with steps.noted(), _writing_no_stand_ins(record):
                 kept = run()
         except EnoughStepsError:
             ended = f"after {enough} steps"
         except SystemExit as stop:
+            if stop.code and len(steps.trained) < 2 and len(steps.called) < 2:
+                raise
             ended = f"with exit code {stop.code}" if stop.code else ""
         except Exception as error:
             if len(steps.trained) < 2 and len(steps.called) < 2:
@@ -198,6 +237,38 @@ def _observed(run: Callable[[], Any], enough: int) -> tuple[Record, Window]:
         record.mark()
     del kept
     return record, steps.window(ended)
+
+
+@contextlib.contextmanager
+def _writing_no_stand_ins(record: Record) -> Iterator[None]:
+    """Once something ran, checkpoints are not written: they would hold stand-ins, in the place of a trained model's."""
+    writers = [(torch, "save"), (_safetensors(), "save_file")]
+    originals = [(module, name, getattr(module, name)) for module, name in writers if module is not None]
+
+    def instead(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def save(values: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
+            if not record.runs or not isinstance(file, (str, os.PathLike)):
+                return original(values, file, *args, **kwargs)
+            print(f"a plan does not write {os.fspath(file)}: it has stand-ins for the values", file=sys.stderr)
+            return None
+
+        return save
+
+    for module, name, original in originals:
+        setattr(module, name, instead(original))
+    try:
+        yield
+    finally:
+        for module, name, original in originals:
+            setattr(module, name, original)
+
+
+def _safetensors() -> Any:
+    try:
+        return importlib.import_module("safetensors.torch")
+    except ImportError:
+        return None
 
 
 @contextlib.contextmanager
