@@ -67,3 +67,21 @@ def test_floats(dynamic: bool | None) -> None:
     graphs, made = programs_for(lambda x, s: x * s + s, [(x, 0.1 * n) for n in range(1, 7)], dynamic=dynamic)
     # Dynamo takes a number to be constant until it has had two values.
     assert graphs == made == (1 if dynamic else 2)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(
+    "function",
+    [lambda x, n: x * n - n, lambda x, n: torch.add(x, x, alpha=n), lambda x, n: (x.long() // n) & n],
+    ids=["operand", "alpha", "int64"],
+)
+def test_integers(function: Callable[..., torch.Tensor], dynamic: bool | None) -> None:
+    x = torch.arange(4.0, device="tpu")
+    graphs, made = programs_for(function, [(x, n) for n in (2, 3, 5, 2**40, -7)], dynamic=dynamic)
+    assert graphs == made <= (1 if dynamic else 2)
+
+
+def test_integers_that_are_sizes_too() -> None:
+    x = torch.arange(4.0, device="tpu")
+    graphs, made = programs_for(lambda x, n: (x * n).expand(n, 4) + n, [(x, n) for n in (2, 3, 5)], dynamic=True)
+    assert (graphs, made) == (1, 3)

@@ -7,13 +7,16 @@ import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_leaves
 
-from torch_tpu import metrics
+from torch_tpu import metrics, ops
 from torch_tpu.compile import stored_graph
 from torch_tpu.compile.border import Border
 from torch_tpu.compile.cut import Cut, is_worth_it
@@ -24,8 +27,10 @@ from torch_tpu.eager.operator import checks_bounds
 from torch_tpu.eager.plan import Call, Plan
 from torch_tpu.hlo import module
 from torch_tpu.metrics import programs
+from torch_tpu.ops import derived
+from torch_tpu.ops.schema import bind, signature
 from torch_tpu.ops.subgraph import GraphTracer, constants, tensor
-from torch_tpu.ops.trace import Data, Tracer
+from torch_tpu.ops.trace import Data, Tracer, Unknown
 from torch_tpu.runtime.client import client
 from torch_tpu.tensor.storage import value_of
 
@@ -40,12 +45,14 @@ class Facts:
     Attributes:
         inputs: names of its placeholders.
         constants: how many tensors are part of it.
+        numbers: places of the inputs that are numbers and nothing but data, so that programs take them as they are.
     """
 
     border: Border
     inputs: tuple[str, ...]
     has_fixed_shapes: bool
     constants: int
+    numbers: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -57,13 +64,33 @@ class Stored:
 
 
 def _facts(graph: GraphModule) -> Facts:
+    ops.load()
     placeholders = graph.graph.find_nodes(op="placeholder")
     return Facts(
         Border(graph),
         tuple(n.name for n in placeholders),
         not any(kind(n).is_dynamic for n in placeholders),
         len(constants(graph)),
+        frozenset(
+            i
+            for i, n in enumerate(placeholders)
+            if _is_number(n) and n.users and all(map(partial(_is_data, n), n.users))
+        ),
     )
+
+
+def _is_number(node: Node) -> bool:
+    return kind(node).is_dynamic and not kind(node).device
+
+
+def _is_data(number: Node, user: Node) -> bool:
+    """Whether a node takes a number as an operand, and has a lowering whose program does not depend on it."""
+    func = user.target
+    if user.op != "call_function" or not isinstance(func, OpOverload):
+        return False
+    given = zip(signature(func).arguments, bind(func, user.args, user.kwargs), strict=True)
+    taken = [(a, value) for a, value in given if number in tree_leaves(value)]
+    return all(value is number and derived.is_data(func, a) is True for a, value in taken)
 
 
 def _resident(constant: torch.Tensor) -> torch.Tensor:
@@ -142,8 +169,9 @@ class GraphProgram:
             if known is not None:
                 return self._run(self._recall.plan, known, args)
         sig = execute.CallSignature([self])
-        for value in everything:
-            sig.argument(int(value) if isinstance(value, torch.SymInt) else value, False)
+        first = len(self.constants)
+        for i, value in enumerate(everything):
+            sig.argument(int(value) if isinstance(value, torch.SymInt) else value, i - first in self._facts.numbers)
         key = sig.finish()
         plan = execute.known_plan(key)
         if plan is None:
@@ -188,10 +216,13 @@ class GraphProgram:
         return Call(
             self._trace,
             "graph",
-            tuple(execute.placeholders(value, sig, False, taken) for value in args),
+            tuple(
+                execute.placeholders(value, sig, i - len(self.constants) in self._facts.numbers, taken)
+                for i, value in enumerate(args)
+            ),
             {},
             sig.inputs(),
-            [],
+            sig.data,
             [t.dtype for t in sig.hosts],
             execute.computes_wide(sig, args),
             checks_bounds(),
@@ -206,7 +237,9 @@ class GraphProgram:
         interpreter = (_NamingTracer if client().names_operators else GraphTracer)(tracer, self.graph)
         self._at = None
         try:
-            returned = list(interpreter.run(*args[taken:]))
+            # As numbers that the program computes: their values don't count.
+            given = (Unknown(a.array) if isinstance(a, Data) else a for a in args[taken:])
+            returned = list(interpreter.run(*given))
         except NotImplementedError:
             self._at = interpreter.at
             raise
