@@ -381,7 +381,7 @@ def defer(plan: Plan, sig: CallSignature, generator: Any) -> Any:
             result = new_contiguous(plan.returned.sizes, plan.returned.dtype, recorded)
         else:
             result = _finish(plan, sig, lambda slot, g: pending.value(recorded + slot, g))
-    if pending.nbytes >= graph.LARGE or len(pending.operators) >= 2 * graph.SHORTEST_CHUNK:
+    if pending.nbytes >= graph.LARGE or len(pending.operators) >= graph.LONGEST:
         pending.grown()
     return result
 

@@ -37,6 +37,7 @@ from torch_tpu.tensor.storage import UNSHARED, Content, Geometry, Value, geometr
 
 # A growing graph is cut when it has twice as many operators as this, behind the first so many.
 SHORTEST_CHUNK = 64
+LONGEST = 2 * SHORTEST_CHUNK
 # The same once its results have so many bytes. What a chunk reads lives until it has run, and so do many of its
 # temporaries: with long chunks a GPT's training step took 1.6 times the memory of the CPU's, with these 1.04.
 LARGE = 2**20

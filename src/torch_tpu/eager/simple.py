@@ -15,6 +15,7 @@ import torch
 from torch_tpu import metrics
 from torch_tpu.eager import execute, graph, mode
 from torch_tpu.eager.execute import CallSignature, Unsupported
+from torch_tpu.eager.graph import LARGE, LONGEST
 from torch_tpu.eager.plan import Plan
 from torch_tpu.eager.recent import Recent
 from torch_tpu.runtime.client import Buffer
@@ -52,7 +53,7 @@ def record(plan: Plan, values: Sequence[Any], data: Sequence[Any]) -> torch.Tens
     pending = _current()
     result = pending.record(plan, values, [(data[i],) for i, _ in plan.data] if plan.numbers else None)
     _counters["compile_cache_hit"] += 1
-    if pending.nbytes >= graph.LARGE or len(pending.operators) >= 2 * graph.SHORTEST_CHUNK:
+    if pending.nbytes >= LARGE or len(pending.operators) >= LONGEST:
         pending.grown()
     returned = plan.returned
     return new_contiguous(returned.sizes, returned.dtype, result)  # type: ignore[arg-type]
