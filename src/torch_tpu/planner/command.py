@@ -18,6 +18,7 @@ from torch_tpu.planner.figures import Plan
 from torch_tpu.runtime import platform
 
 PASS_ON = {"ignore_unknown_options": True}
+NARROWEST = 80
 
 
 def plan(
@@ -42,7 +43,8 @@ def plan(
     and reports memory, time and what to improve. Exits with 0 where it fits one device and with 2 where it does not.
     """
     _check(target)
-    console = Console()
+    # Narrower tables have no room for numbers; a narrow terminal breaks their lines instead.
+    console = Console(width=max(Console().width, NARROWEST))
     given = list(arguments or [])
     if find_max:
         made = _largest(console, script, given, target, steps, (tokens, samples), find_max)
