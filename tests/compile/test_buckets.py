@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from tests.compare import assert_same, no_fallback, to_device
+from tests.compile.families import FAMILIES, build
 from torch_tpu import metrics
 from torch_tpu.compile.buckets import values
+from torch_tpu.compile.buckets.policy import Policy
 
 # The first equals no size that is the same in all calls, or PyTorch would take the two for one.
 SIZES = (7, 5, 12)
@@ -250,3 +254,187 @@ def test_equals_cpu_whatever_is_in_the_padding(name: str) -> None:
     assert not unpadded()
     # One for the first size, one for each bucket.
     assert max(programs()) == len(SIZES)
+
+
+class Model(nn.Module):
+    """A causal language model of two layers."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=dropout, batch_first=True)
+        self.words, self.places, self.head = nn.Embedding(19, 16), nn.Embedding(70, 16), nn.Linear(16, 19)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        n = ids.shape[1]
+        x = self.words(ids) + self.places(torch.arange(n, device=ids.device))
+        mask = torch.full((n, n), float("-inf"), device=ids.device).triu(1)
+        return self.head(self.layers(x, mask=mask, is_causal=True))
+
+
+def loss(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(model(ids)[:, :-1].reshape(-1, 19), ids[:, 1:].reshape(-1))
+
+
+def test_training_on_sequences_of_any_length_and_a_shorter_last_batch() -> None:
+    host = Model()
+    device = copy.deepcopy(host).to("tpu")
+    step = bucketed(loss)
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (host, device)]
+    for batch, length in ((5, 23), (5, 14), (5, 29), (3, 11), (5, 31), (2, 9)):
+        ids = indices(batch, length, below=19)
+        want, got = loss(host, ids), step(device, ids.to("tpu"))
+        want.backward()
+        got.backward()
+        torch.testing.assert_close(got.cpu(), want)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        for h, d in zip(host.parameters(), device.parameters(), strict=True):
+            torch.testing.assert_close(d.cpu(), h)
+    assert not unpadded()
+    # The first call; 5 × 16 and 5 × 32 while only lengths varied; 8 × 16 and 8 × 32.
+    assert programs() == [5, 5]
+
+
+def test_convolutions_with_batch_statistics() -> None:
+    host = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 5)
+    )
+    device = copy.deepcopy(host).to("tpu")
+    run = bucketed(lambda model, x: model(x).square().mean())
+    for batch in (13, 6, 15):
+        x = floats(batch, 3, 8, 8)
+        want, got = host(x).square().mean(), run(device, x.to("tpu"))
+        want.backward()
+        got.backward()
+        torch.testing.assert_close(got.cpu(), want)
+    for h, d in zip(host.parameters(), device.parameters(), strict=True):
+        torch.testing.assert_close(d.grad.cpu(), h.grad)
+    for h, d in zip(host.buffers(), device.buffers(), strict=True):
+        torch.testing.assert_close(d.cpu(), h)
+    assert not unpadded()
+
+
+def test_random_numbers_are_those_of_the_unpadded_run() -> None:
+    model = Model(dropout=0.3).to("tpu").train()
+    exact = torch.compile(loss, backend="tpu", dynamic=True)
+    padded = bucketed(loss)
+    for length in (14, 9, 12):
+        ids = indices(3, length, below=19).to("tpu")
+        seen = []
+        for run in (exact, padded):
+            torch.manual_seed(7)
+            model.zero_grad()
+            result = run(model, ids)
+            result.backward()
+            seen.append([result.cpu(), torch.rand(3, device="tpu").cpu(), *(p.grad.cpu() for p in model.parameters())])
+        for g, w in zip(seen[1], seen[0], strict=True):
+            torch.testing.assert_close(g, w)
+    assert not unpadded()
+
+
+def test_64_lengths_need_as_many_programs_as_there_are_buckets() -> None:
+    model = Model().eval()
+    device = bucketed(copy.deepcopy(model).to("tpu"))
+    with torch.no_grad():
+        ids = indices(2, 66, below=19)
+        want = model(ids)  # causal: what is behind a place changes nothing there
+        for length in range(3, 67):
+            got = device(ids[:, :length].to("tpu")).cpu()
+            torch.testing.assert_close(got, want[:, :length], rtol=1e-4, atol=1e-5)
+    assert programs() == [6]  # of the first length, 8, 16, 32, 64 and 128
+    # Arguments are padded and results are cut without a program.
+    assert metrics.counters()["program"] == 6
+
+
+def test_a_cache_that_grows_by_64_tokens() -> None:
+    transformers = pytest.importorskip("transformers")
+    host, _ = build(FAMILIES["llama"])
+    device = copy.deepcopy(host).to("tpu")
+    step = bucketed(device)
+    caches = [transformers.DynamicCache(config=host.config) for _ in range(2)]
+    ids = indices(2, 69, below=60)
+    with torch.no_grad():
+        for end in range(5, 70):
+            new = ids[:, :5] if end == 5 else ids[:, end - 1 : end]
+            want, got = (
+                run(input_ids=x, past_key_values=cache, use_cache=True).logits
+                for run, x, cache in ((host, new, caches[0]), (step, new.to("tpu"), caches[1]))
+            )
+            torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-5)
+    assert not unpadded()
+    assert programs() == [1, 6]  # the prompt; the first length, 8, 16, 32, 64 and 128
+
+
+def test_generate_with_a_growing_cache() -> None:
+    host, inputs = build(FAMILIES["llama"])
+    host.generation_config.eos_token_id = None
+    device = copy.deepcopy(host).to("tpu")
+    device.forward = bucketed(device.forward)
+    prompt = inputs["input_ids"][:, :5]
+    for tokens in (8, 16):
+        want = host.generate(prompt, max_new_tokens=tokens, do_sample=False)
+        got = device.generate(prompt.to("tpu"), max_new_tokens=tokens, do_sample=False)
+        assert got.tolist() == want.tolist()
+        assert sum(programs()) <= 6
+
+
+def test_what_is_not_sound_has_a_program_for_each_shape() -> None:
+    def median(x: torch.Tensor) -> torch.Tensor:
+        return x.sort(0).values[x.shape[0] // 2] + x.sum(0)
+
+    compiled = bucketed(median)
+    for size in SIZES:
+        x = floats(size, 3)
+        torch.testing.assert_close(compiled(x.to("tpu")).cpu(), median(x))
+    assert programs() == [len(SIZES)]
+    assert unpadded() == "aten.sort.default: along a padded dimension"
+    assert "has a program for each shape: aten.sort.default: along a padded dimension" in metrics.report()
+
+
+def test_an_index_beyond_the_true_size_raises() -> None:
+    compiled = bucketed(lambda x, i: x[i])
+    for size in SIZES:
+        x = floats(size, 3).to("tpu")
+        compiled(x, torch.tensor([0, size - 1, -size]).to("tpu"))
+        with pytest.raises(IndexError):
+            compiled(x, torch.tensor([0, size, 1]).to("tpu"))
+
+
+def test_results_are_ordinary_tensors() -> None:
+    compiled = bucketed(lambda x: (x + 1, x.t() * 2))
+    for size in (7, 5, 11):
+        x = floats(size, 3)
+        plus, twice = compiled(x.to("tpu"))
+        assert_same(plus, x + 1)
+        assert_same(plus[1:].sum(0), (x + 1)[1:].sum(0), rtol=1e-5, atol=1e-5)
+        assert_same(twice, x.t() * 2)
+        plus.mul_(2)
+        plus[0] = 5
+        want = (x + 1) * 2
+        want[0] = 5
+        assert_same(plus, want)
+
+
+def test_results_of_one_graph_go_to_another() -> None:
+    first, second = bucketed(lambda x: x.exp()), bucketed(lambda x: x.sum(0))
+    for size in (7, 5, 12, 14):
+        x = floats(size, 3)
+        assert_same(second(first(x.to("tpu"))), x.exp().sum(0), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("option", "buckets"),
+    [(True, [8, 8, 16, 32]), (1.5, [8, 8, 16, 24]), ([4, 20], [4, 20, 20, None])],
+    ids=["powers of two", "growth", "sizes"],
+)
+def test_buckets(option: Any, buckets: list[int | None]) -> None:
+    assert [Policy(option).round_up(size) for size in (4, 8, 9, 21)] == buckets
+    assert Policy(option).round_up(1) is None
+
+
+@pytest.mark.parametrize("option", [1.0, 8, "8", [], [1, 8], [8.0], {"least": 8}])
+def test_other_options_are_refused(option: Any) -> None:
+    with pytest.raises(ValueError, match="'buckets'"):
+        Policy(option)

@@ -73,3 +73,12 @@ def test_backward_has_its_programs_too() -> None:
         function(device).backward()
         torch.testing.assert_close(device.grad.cpu(), host.grad, rtol=1e-4, atol=1e-5)
     assert len(graphs) == 1
+
+
+def test_the_report_advises_buckets_where_shapes_are_many() -> None:
+    metrics.reset()
+    function = torch.compile(lambda x: x * 2, backend="tpu", dynamic=True)
+    for size in range(2, 10):
+        assert "buckets" not in metrics.report()
+        function(torch.ones(size, 3, device="tpu"))
+    assert "options={'buckets': True}" in metrics.report()

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from torch_tpu.compile.buckets import rules
 from torch_tpu.compile.buckets.policy import Policy
 from torch_tpu.compile.buckets.program import BucketedProgram, Family
 from torch_tpu.compile.graph import GraphProgram
@@ -65,7 +66,7 @@ def compile_graph(
 
     def compiler(part: str) -> Any:
         def compile_part(lowered: torch.fx.GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
-            programs.captured(f"{title}{part}", autograd_cache.why_again())
+            programs.captured(f"{title}{part}", autograd_cache.why_again(), policy is not None)
             if outlined:
                 lowered = regions.expand(lowered)
             if part == BACKWARD:
@@ -83,6 +84,7 @@ def compile_graph(
             fw_compiler=compiler(", forward"),
             bw_compiler=compiler(BACKWARD),
             inference_compiler=compiler(""),
+            decompositions=None if policy is None else rules.decompositions(),
             partition_fn=min_cut_rematerialization_partition,
             keep_inference_input_mutations=True,
             pre_grad_passes=outline,

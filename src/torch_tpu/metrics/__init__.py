@@ -74,6 +74,7 @@ def _graph(graph: programs.Graph) -> dict[str, Any]:
         "refused": graph.refused,
         "by_operator": graph.by_operator,
         "in_pieces": graph.in_pieces,
+        "is_padded": graph.is_padded,
         "unpadded": graph.unpadded,
         "programs": [_made(m) for m in graph.made],
     }

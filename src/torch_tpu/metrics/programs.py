@@ -48,7 +48,7 @@ class Graph:
         reason: why Dynamo captured it again, in its words; empty the first time.
         refused: why no program can express it; `by_operator` is how often it ran operator by operator, `in_pieces` how
             often as programs around what is not possible.
-        unpadded: why it has a program for each shape though its sizes were to be padded.
+        is_padded: sizes that vary are to be rounded up; `unpadded` is why it has a program for each shape nevertheless.
     """
 
     name: str
@@ -58,6 +58,7 @@ class Graph:
     by_operator: int = 0
     in_pieces: int = 0
     unpadded: str = ""
+    is_padded: bool = False
     made: list[Made] = field(default_factory=list)
 
 
@@ -151,9 +152,9 @@ def _distance(one: Counter[int], other: Counter[int]) -> int:
     return (one - other).total() + (other - one).total()
 
 
-def captured(name: str, reason: str) -> None:
-    """Logs a graph that torch.compile captured."""
-    graphs[name] = Graph(name, reason, places.here_or_backward())
+def captured(name: str, reason: str, is_padded: bool = False) -> None:
+    """Logs a graph that torch.compile captured; `is_padded` if sizes that vary are rounded up."""
+    graphs[name] = Graph(name, reason, places.here_or_backward(), is_padded=is_padded)
 
 
 def broken(reason: str, explanation: str, line: str, source: str) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 Entries = list[dict[str, Any]]
+# A graph with so many programs for shapes gets advice.
+MANY = 8
 
 
 def text(snapshot: Mapping[str, Any], most: int) -> str:
@@ -52,9 +54,16 @@ def _graphs(graphs: Entries, most: int) -> Iterator[str]:
             yield f"      ran {how} {graph['in_pieces'] or graph['by_operator']:,} times: {graph['refused']}"
         if graph["unpadded"]:
             yield f"      has a program for each shape: {graph['unpadded']}"
+        if not graph["is_padded"] and _is_for_shapes(graph["programs"]):
+            yield "      its sizes vary: options={'buckets': True} of torch.compile(backend='tpu') makes few programs"
         for program in _first([p for p in graph["programs"] if p["reason"]], most):
             yield f"      compiled again: {program['reason']}"
     yield from _rest(len(told), most)
+
+
+def _is_for_shapes(made: Entries) -> bool:
+    """Whether programs are many, and for other shapes each."""
+    return len(made) >= MANY and all("shape of" in p["reason"] for p in made[1:])
 
 
 def _lines(title: str, events: Entries, most: int) -> Iterator[str]:

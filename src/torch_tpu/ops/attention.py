@@ -50,9 +50,9 @@ def _batch(x: Array) -> tuple[list[int], list[int]]:
     return leading, leading
 
 
-def _kept(state: Array, probability: float, shape: Sequence[int], dtype: torch.dtype) -> Array:
+def _kept(rng: Rng, probability: float, shape: Sequence[int], dtype: torch.dtype) -> Array:
     """Dropout's factor of each weight: 0 or 1/(1-p)."""
-    keep = Rng(state).uniform(shape, torch.float32) >= probability
+    keep = rng.uniform(shape, torch.float32) >= probability
     return hlo.select(keep, hlo.full(shape, 1 / (1 - probability) if probability < 1 else 0.0, dtype), 0)
 
 
@@ -111,7 +111,7 @@ def fused_attention(
     def attend(q: Array, bias: Array | None, first_row: Array | int) -> list[Array]:
         weights, logsumexp = _softmax(_scores(q, k, bias, is_causal, scale, first_row))
         if dropout_p:
-            weights = weights * _kept(state, dropout_p, weights.shape, weights.dtype)
+            weights = weights * _kept(rng.resumed(state), dropout_p, weights.shape, weights.dtype)
         return [matrix_product(hlo.convert(weights, v.dtype), v), hlo.expand_dims(logsumexp, -1)]
 
     rows, block = q.shape[-2], _block_rows(q, k)
@@ -156,6 +156,7 @@ def fused_attention_backward(
     offset: Array,
     *,
     scale: ArrayLike | None = None,
+    rng: Rng,
 ) -> list[Array]:
     """With P = softmax(S): dV = Pᵀ dO, dS = P ∘ (dP - Σ dP ∘ P), dQ = scale · dS K, dK = scale · dSᵀ Q, dB = dS.
 
@@ -167,7 +168,7 @@ def fused_attention_backward(
 
     def block_gradients(q: Array, grad: Array, bias: Array | None, first_row: Array | int) -> list[Array]:
         weights, _ = _softmax(_scores(q, k, bias, is_causal, scale, first_row))
-        kept = _kept(state, dropout_p, weights.shape, weights.dtype) if dropout_p else 1
+        kept = _kept(rng.resumed(state), dropout_p, weights.shape, weights.dtype) if dropout_p else 1
         last, second = weights.ndim - 1, weights.ndim - 2
         grad_v = dot(narrow(weights * kept), grad, ([second], [second]), _batch(q))
         grad_weights = dot(grad, v, ([last], [last]), _batch(q)) * kept

@@ -34,6 +34,10 @@ class Rng:
         step = hlo.stack([zero, hlo.constant(self.drawn // 4, torch.uint64)], 0)
         return self._state + step
 
+    def resumed(self, state: Array) -> Rng:
+        """What draws again from an earlier `position()`."""
+        return Rng(state)
+
     def skip(self, count: int) -> None:
         """Passes over `count` 32-bit words, which someone draws from `position()`."""
         self.drawn += (count + 3) // 4 * 4
@@ -72,15 +76,24 @@ class Rng:
         return hlo.convert(hlo.shift_right_logical(bits, bits.dtype.itemsize * 8 - digits), wide)
 
 
-def philox(seed: Array, counter: Array, shape: Sequence[int], dtype: torch.dtype = torch.uint32) -> Array:
+def philox(
+    seed: Array,
+    counter: Array,
+    shape: Sequence[int],
+    dtype: torch.dtype = torch.uint32,
+    places: Array | None = None,
+) -> Array:
     """Random bits of Philox 4×32-10 (Salmon et al., SC 2011) with key `seed` and start `counter`, both 0-d uint64.
 
     Row-major element i is word i mod 4 of counter + i div 4; of 64-bit elements, words 2i and 2i + 1.
+
+    Args:
+        places: the i of each element, uint64 in one dimension, where it is not its own place.
     """
     # Every element computes its whole block of four words. So the bits fuse into what uses them, and a million take
     # 2 ms on one core, where XLA's RngBitGenerator takes 60 (and scrambles the key in its own way).
     words = dtype.itemsize // 4
-    index = hlo.iota((math.prod(shape),), 0, torch.uint64) * words
+    index = (hlo.iota((math.prod(shape),), 0, torch.uint64) if places is None else places) * words
     block = hlo.shift_right_logical(index, 2) + counter
     zero = hlo.zeros(index.shape, torch.uint32)
     x = [_low(block), _high(block), zero, zero]

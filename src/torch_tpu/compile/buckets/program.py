@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -12,6 +13,7 @@ from torch.fx import GraphModule, Node
 from torch_tpu.compile import graph as exact
 from torch_tpu.compile.buckets.layout import Layout, Unsound, extent, is_padded, size_of
 from torch_tpu.compile.buckets.policy import Policy
+from torch_tpu.compile.buckets.randomness import Draw
 from torch_tpu.compile.buckets.sizes import Number, Sizes, Symbols, evaluated
 from torch_tpu.compile.buckets.tracer import PaddedTracer, layout_of
 from torch_tpu.compile.buckets.values import Factors, Padded, lengthened, padded_tensor
@@ -42,6 +44,14 @@ class Family:
         return {symbol: value for symbol, value in true.items() if symbol not in self._varying}
 
 
+@dataclass(frozen=True)
+class Traced:
+    """What tracing found out about a program: its results' layouts, and what random numbers it draws."""
+
+    layouts: tuple[Layout | None, ...]
+    draws: tuple[Draw, ...]
+
+
 class BucketedProgram:
     """What runs a graph with symbolic sizes: a program for each combination of buckets."""
 
@@ -50,14 +60,13 @@ class BucketedProgram:
     def __init__(self, graph: GraphModule, title: str, is_backward: bool, policy: Policy, family: Family) -> None:
         self.exact = exact.GraphProgram(graph, title, is_backward)
         self.title = title
-        self._graph = graph
+        self.graph = graph
         self._policy = policy
         self._family = family
         self._placeholders = graph.graph.find_nodes(op="placeholder")
         self._outputs: Sequence[Any] = graph.graph.output_node().args[0]  # type: ignore[assignment]
         self._symbols = Symbols(graph)
-        self._layouts: dict[int, list[Layout | None]] = {}
-        self._traced: list[Layout | None] = []
+        self._traced: dict[Any, Traced] = {}
         self._refused = self._refusal()
         self.argument_names = [
             *(f"constant_{i + 1}" for i in range(len(self.exact.constants))),
@@ -67,7 +76,7 @@ class BucketedProgram:
 
     def _refusal(self) -> str:
         """Why no program can be padded, as far as the graph alone shows it."""
-        if self.exact.border.refused or self.exact.border:
+        if self.exact.border.refused or self.exact.border.copies:
             return "it has tensors on the host"
         if self._symbols.unbound:
             return f"its sizes {', '.join(self._symbols.unbound)} depend on data"
@@ -131,22 +140,26 @@ class BucketedProgram:
         key = sig.finish()
         plan = execute.known_plan(key)
         if plan is None:
-            plan = execute.find_plan(key, lambda: self._call(sig, given, numbers, places, (padded, fixed)))
-            if isinstance(plan, Plan):
-                self._layouts[plan.number] = self._traced
-                if exact.observer is not None:
-                    exact.observer(self, plan)  # type: ignore[arg-type]
+            plan = execute.find_plan(key, lambda: self._call(sig, given, numbers, places, padded, fixed, key))
         if not isinstance(plan, Plan):
             self._refused = plan.reason.partition("\n")[0]
             return None
-        return self._results(plan, execute.submit(plan, sig), args, true, padded, family)
+        computed, traced = execute.submit(plan, sig), self._traced[key]
+        if traced.draws:
+            # The program knows only how much it draws in terms of true sizes.
+            hooks.take_random(None, sum((evaluated(n, true) * words + 3) // 4 * 4 for n, words in traced.draws))
+        return self._results(zip(computed, traced.layouts, strict=True), args, true, padded, family)
 
     def _results(
-        self, plan: Plan, computed: Sequence[Any], args: Sequence[Any], true: Values, padded: Values, family: Any
+        self,
+        found: Iterator[tuple[Any, Layout | None]],
+        args: Sequence[Any],
+        true: Values,
+        padded: Values,
+        family: Any,
     ) -> list[Any]:
         results: list[Any] = []
         made: dict[Node, Any] = {}
-        found = iter(zip(computed, self._layouts[plan.number], strict=True))
         for node in self._outputs:
             if not isinstance(node, Node):
                 results.append(node)
@@ -168,14 +181,22 @@ class BucketedProgram:
     # --- tracing -------------------------------------------------------------------------------------------------
 
     def _call(
-        self, sig: execute.CallSignature, given: list[Any], numbers: list[int], places: list[Any], sizes: Any
+        self,
+        sig: execute.CallSignature,
+        given: list[Any],
+        numbers: list[int],
+        places: list[Any],
+        padded: Values,
+        fixed: Values,
+        key: Any,
     ) -> Call:
         taken: dict[str, int] = {}
         arguments = [execute.placeholders(value, sig, False, taken) for value in given]
         arguments += [execute.placeholders(number, sig, True, taken) for number in numbers]
 
         def trace(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-            return self._trace(tracer, args, places, *sizes)
+            results, self._traced[key] = self._trace(tracer, args, places, padded, fixed)
+            return results
 
         return Call(
             trace,
@@ -192,7 +213,7 @@ class BucketedProgram:
 
     def _trace(
         self, tracer: Tracer, args: Sequence[Any], places: Sequence[Any], padded: Values, fixed: Values
-    ) -> list[Any]:
+    ) -> tuple[list[Any], Traced]:
         constants, count = len(self.exact.constants), len(args) - len(self._symbols.order)
         tracer.constants = {id(t): own for t, own in zip(self.exact.literals, args, strict=False)}
         true = {s: data.array for s, data in zip(self._symbols.order, args[count:], strict=True)}
@@ -206,10 +227,10 @@ class BucketedProgram:
             elif layout is not None:
                 value.places = layout
             inputs.append(value)
-        interpreter = PaddedTracer(tracer, self._graph, Sizes(padded, true, fixed))
+        interpreter = PaddedTracer(tracer, self.graph, Sizes(padded, true, fixed))
         returned = iter(interpreter.run(*inputs))
         results: list[Any] = []
-        self._traced = []
+        found: list[Layout | None] = []
         seen = set()
         for node, value in zip(self._outputs, returned, strict=True):
             if not isinstance(node, Node) or node.op == "placeholder" or _is_number(node) or node in seen:
@@ -218,8 +239,8 @@ class BucketedProgram:
             if isinstance(value, Data):
                 raise Unsound("a number that the program computes leaves it")
             results.append(value)
-            self._traced.append(layout_of(value) if isinstance(value, torch.Tensor) else None)
-        return results
+            found.append(layout_of(value) if isinstance(value, torch.Tensor) else None)
+        return results, Traced(tuple(found), tuple(interpreter.draws))
 
 
 def _padded_layout(node: Node, fixed: Values) -> Layout | None:

@@ -14,11 +14,13 @@ from torch._ops import OpOverload
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
+from torch_tpu import ops
 from torch_tpu.compile.buckets import layout as layouts
 from torch_tpu.compile.buckets.layout import Layout, Unsound, is_padded
 from torch_tpu.compile.buckets.sizes import Number
 from torch_tpu.compile.buckets.tracer import PaddedTracer, is_padded_tensor, layout_of
 from torch_tpu.hlo import array as hlo
+from torch_tpu.ops import registry
 from torch_tpu.ops.schema import signature
 
 Rule = Callable[[PaddedTracer, Node, list[Any]], Any]
@@ -46,9 +48,16 @@ def find(target: Any) -> Rule | None:
     own = _RULES.get(name if target._overloadname == "default" else f"{name}.{target._overloadname}")
     if own is not None and target.namespace == "aten":
         return own
-    if torch.Tag.nondeterministic_seeded in target.tags:
+    if torch.Tag.nondeterministic_seeded in target.tags or signature(target).is_inplace:
         return None
     return elementwise if torch.Tag.pointwise in target.tags or str(target) in _ELEMENTWISE else None
+
+
+def decompositions() -> dict[OpOverload, Callable[..., Any]]:
+    """For AOTAutograd: what has no rule, but consists of operators that have one."""
+    ops.load()
+    parts = (aten._transformer_encoder_layer_fwd.default, aten._native_multi_head_attention.default)
+    return {func: found for func in parts if (found := registry.decomposition(func)) is not None}
 
 
 def argument(node: Node, values: list[Any], name: str, default: Any = None) -> Any:
@@ -375,6 +384,25 @@ def class_loss_backward(ctx: PaddedTracer, node: Node, values: list[Any]) -> tor
     values = _labels(ctx, node, values, x, target)
     values = given(node, values, "grad_output", ctx.filled(grad, 0))
     return ctx.place(ctx.call(node.target, values), layout_of(x))  # type: ignore[arg-type]
+
+
+# --- random numbers ----------------------------------------------------------------------------------------------
+
+
+@rule("native_dropout", "bernoulli", "bernoulli.p", "rand_like", "randn_like", "uniform", "normal_functional")
+def random_like(ctx: PaddedTracer, node: Node, values: list[Any]) -> Any:
+    layout = layout_of(values[0])
+    result = ctx.draw(node.target, values, layout)  # type: ignore[arg-type]
+    for t in tree_leaves(result):
+        ctx.place(t, layout)
+    return result
+
+
+@rule("rand", "randn")
+def random(ctx: PaddedTracer, node: Node, values: list[Any]) -> torch.Tensor:
+    layout = ctx.sizes.layout(node.meta["val"].shape)
+    values = given(node, values, "size", list(ctx.shape(layout)))
+    return ctx.place(ctx.draw(node.target, values, layout), layout)  # type: ignore[arg-type]
 
 
 # --- tensors out of nothing --------------------------------------------------------------------------------------

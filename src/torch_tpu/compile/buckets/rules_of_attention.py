@@ -30,9 +30,7 @@ def _bias(ctx: PaddedTracer, q: torch.Tensor, k: torch.Tensor, bias: torch.Tenso
     return ctx.made(array, layout)
 
 
-def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout: float) -> None:
-    if dropout:
-        raise Unsound("with dropout, whose random numbers follow the padded size")
+def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     if layouts.broadcast([layout_of(k)[:-1], layout_of(v)[:-1]]) != layout_of(k)[:-1]:
         raise Unsound("of keys and values that lie differently")
     if layout_of(q)[:-2] != layout_of(k)[:-2]:
@@ -46,10 +44,11 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout: float) ->
 @rule("_scaled_dot_product_fused_attention_overrideable")
 def attention(ctx: PaddedTracer, node: Node, values: list[Any]) -> Any:
     q, k, v, bias, dropout, *rest = values
-    _check(q, k, v, dropout)
+    _check(q, k, v)
     keys = [ctx.filled(t, 0, [-2]) for t in (k, v)]
-    result = ctx.call(node.target, [q, *keys, _bias(ctx, q, k, bias), dropout, *rest])  # type: ignore[arg-type]
     layout = layout_of(q)
+    values = [q, *keys, _bias(ctx, q, k, bias), dropout, *rest]
+    result = ctx.draw(node.target, values, (*layout[:-1], layout_of(k)[-2]))  # type: ignore[arg-type]
     ctx.place(result[0], (*layout[:-1], layout_of(v)[-1]))
     ctx.place(result[1], layout[:-1])
     return result
@@ -58,8 +57,8 @@ def attention(ctx: PaddedTracer, node: Node, values: list[Any]) -> Any:
 @rule("_scaled_dot_product_fused_attention_overrideable_backward")
 def attention_backward(ctx: PaddedTracer, node: Node, values: list[Any]) -> Any:
     grad, q, k, v, bias, *rest = values
-    mask, out, logsumexp, dropout = rest[0], rest[1], rest[2], rest[7]
-    _check(q, k, v, dropout)
+    mask, out, logsumexp = rest[:3]
+    _check(q, k, v)
     rows = [ctx.filled(t, 0, [-2]) for t in (grad, q, k, v)]
     padded = _bias(ctx, q, k, bias)
     if padded is not None and bias is None:
@@ -69,7 +68,8 @@ def attention_backward(ctx: PaddedTracer, node: Node, values: list[Any]) -> Any:
         # The gradient of a bias that is broadcast is a sum over what it is broadcast to.
         rows = [ctx.filled(t, 0) for t in rows]
     values = [*rows, padded, mask, ctx.filled(out, 0), ctx.filled(logsumexp, 0), *(ctx.length(v) for v in rest[3:])]
-    result = ctx.call(node.target, values)  # type: ignore[arg-type]
+    weights = (*layout_of(q)[:-1], layout_of(k)[-2])
+    result = ctx.draw(node.target, values, weights)  # type: ignore[arg-type]
     for t, like in zip(result, (q, k, v, bias), strict=False):
         if isinstance(t, torch.Tensor) and like is not None:
             ctx.place(t, layout_of(like))

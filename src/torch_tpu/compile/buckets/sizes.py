@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import sympy
@@ -80,11 +80,12 @@ def _grows(e: Any) -> bool:
 
 def evaluated(expression: Any, values: Mapping[sympy.Symbol, int]) -> Any:
     """An expression of symbols with these values, as Python's number."""
-    if isinstance(expression, int):
-        return expression
-    result = expression.xreplace({s: sympy.Integer(v) for s, v in values.items()})
-    if result.is_Boolean:
-        return bool(result)
+    return expression if isinstance(expression, int) else _evaluated(expression, tuple(values.items()))
+
+
+@lru_cache(maxsize=2**16)
+def _evaluated(expression: Any, values: tuple[tuple[sympy.Symbol, int], ...]) -> Any:
+    result = expression.xreplace({s: sympy.Integer(v) for s, v in values})
     return int(result) if result.is_integer else float(result)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,10 +13,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from torch_tpu.compile.buckets import layout as layouts
 from torch_tpu.compile.buckets.layout import Dim, Extent, Layout, Unsound, is_padded
+from torch_tpu.compile.buckets.randomness import Draw, PaddedRng
 from torch_tpu.compile.buckets.sizes import Number, Sizes
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo.array import Array
 from torch_tpu.ops import unknown
+from torch_tpu.ops.random_bits import Rng
 from torch_tpu.ops.schema import bind, unbind
 from torch_tpu.ops.subgraph import GraphTracer, tensor
 from torch_tpu.ops.trace import Tracer, Unknown
@@ -39,6 +41,20 @@ class PaddedTracer(GraphTracer):
         super().__init__(tracer, graph)
         self.sizes = sizes
         self._masks: dict[Dim, Array] = {}
+        self._rng: PaddedRng | None = None
+        state = tracer.rng
+        tracer.rng = lambda: self.rng(state)
+
+    def rng(self, state: Callable[[], Rng]) -> PaddedRng:
+        """The program's source of random numbers."""
+        if self._rng is None:
+            self._rng = PaddedRng.like(state(), self.sizes)
+        return self._rng
+
+    @property
+    def draws(self) -> Sequence[Draw]:
+        """What the program draws."""
+        return () if self._rng is None else self._rng.draws
 
     def run_node(self, n: Node) -> Any:
         value = n.meta.get("val")
@@ -66,10 +82,19 @@ class PaddedTracer(GraphTracer):
         except Exception as error:
             # What is wrong with the call itself comes to light when it runs with its own sizes.
             raise Unsound(f"{n.target}: {error}") from error
-        for t in tree_leaves(result):
-            if isinstance(t, torch.Tensor) and tuple(t.shape) != self.shape(layout_of(t)):
-                raise Unsound(f"{n.target}: its padded result has the sizes {list(t.shape)}")
+        self._verify(n, result)
         return result
+
+    def _verify(self, n: Node, result: Any) -> None:
+        """A rule's result has the true sizes that FX notes, and the padded sizes of its layout."""
+        several = isinstance(result, (list, tuple))
+        for t, like in zip(result, n.meta["val"], strict=False) if several else [(result, n.meta["val"])]:
+            if not isinstance(t, torch.Tensor) or not isinstance(like, torch.Tensor):
+                continue
+            layout = layout_of(t)
+            true = [layouts.size_of(dim) for dim in layout]
+            if true != [self.sizes.extent(size) for size in like.shape] or tuple(t.shape) != self.shape(layout):
+                raise Unsound(f"{n.target}: a result {layouts.describe(layout)} of padded sizes {list(t.shape)}")
 
     def _settled(self, value: Any) -> Any:
         """An argument for meta kernels; a number that does not vary as Python's."""
@@ -90,6 +115,13 @@ class PaddedTracer(GraphTracer):
             return unknown.call(self.tracer, func, args, kwargs)
         with self.tracer:
             return func(*args, **kwargs)
+
+    def draw(self, func: OpOverload, values: Sequence[Any], layout: Layout) -> Any:
+        """`call` of an operator that draws as many random numbers as `layout` has true elements."""
+        rng = self.tracer.rng()
+        assert isinstance(rng, PaddedRng)
+        with rng.drawing(layout):
+            return self.call(func, values)
 
     def number(self, value: Number) -> Unknown:
         """A symbolic number as one that the program computes."""
@@ -117,7 +149,15 @@ class PaddedTracer(GraphTracer):
     def broadcast(self, tensors: Sequence[torch.Tensor]) -> Layout:
         """The layout of an elementwise result. Uniform tensors have true elements everywhere."""
         firm = [layout_of(t) for t in tensors if not getattr(t, "uniform", False)]
-        return layouts.broadcast(firm) if firm else layouts.broadcast([layout_of(t) for t in tensors])
+        result = layouts.broadcast(firm)
+        for t in tensors:
+            if getattr(t, "uniform", False):
+                layout = layout_of(t)
+                result = (*layout[: max(len(layout) - len(result), 0)], *result)
+                offset = len(result) - len(layout)
+                dims = [layout[d - offset] if d >= offset and dim == (1,) else dim for d, dim in enumerate(result)]
+                result = tuple(dims)
+        return result
 
     def filled(self, t: torch.Tensor, value: Any, dims: Sequence[int] | None = None) -> torch.Tensor:
         """`t` with `value` in the padding of some dimensions; "lowest" and "highest" are those of its dtype."""

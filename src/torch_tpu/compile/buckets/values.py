@@ -105,7 +105,7 @@ def lengthened(
 
 
 def _by_host(t: torch.Tensor) -> bool:
-    return client().is_host_memory or t.numel() * t.element_size() <= LARGEST_ON_HOST
+    return client().is_host_memory or (client().runs and t.numel() * t.element_size() <= LARGEST_ON_HOST)
 
 
 def _resized(t: torch.Tensor, shape: Sequence[int], by_host: bool) -> torch.Tensor:
