@@ -320,7 +320,7 @@ def test_random_numbers_are_those_of_the_unpadded_run() -> None:
     model = Model(dropout=0.3).to("tpu").train()
     exact = torch.compile(loss, backend="tpu", dynamic=True)
     padded = bucketed(loss)
-    for length in (14, 9, 12):
+    for length in (14, 9):
         ids = indices(3, length, below=19).to("tpu")
         seen = []
         for run in (exact, padded):
@@ -373,11 +373,10 @@ def test_generate_with_a_growing_cache() -> None:
     device = copy.deepcopy(host).to("tpu")
     device.forward = bucketed(device.forward)
     prompt = inputs["input_ids"][:, :5]
-    for tokens in (8, 16):
-        want = host.generate(prompt, max_new_tokens=tokens, do_sample=False)
-        got = device.generate(prompt.to("tpu"), max_new_tokens=tokens, do_sample=False)
-        assert got.tolist() == want.tolist()
-        assert sum(programs()) <= 6
+    want = host.generate(prompt, max_new_tokens=12, do_sample=False)
+    got = device.generate(prompt.to("tpu"), max_new_tokens=12, do_sample=False)
+    assert got.tolist() == want.tolist()
+    assert programs() == [1, 3]  # the prompt; the first length, 8 and 16
 
 
 def test_what_is_not_sound_has_a_program_for_each_shape() -> None:
