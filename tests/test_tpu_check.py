@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from tests.tpu_check.compile import TARGETS, Batch, Verdict
 from torch_tpu.eager import execute, plan
 from torch_tpu.runtime.fingerprint import bytecode
 
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "tpu-operators.md"
 ENTRIES = (
     *(
         Entry(name, "", "float32")
@@ -82,6 +84,23 @@ def test_an_operator_of_each_family_compiles_for_tpus(tmp_path, monkeypatch):
     good, bad = compiled(tmp_path, [[TARGETS[0], programs], [TARGETS[1], [programs[0], "refused"]]])
     assert good == ""
     assert "lapack_sgeqrf_ffi" in bad
+
+
+@pytest.mark.parametrize("entry", [Entry("linalg.eig", "", "float32"), Entry("linalg.eigvals", "", "float32")], ids=str)
+def test_the_page_lists_what_runs_on_the_cpu(entry, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_TPU_PLATFORM", "cpu")
+    fallbacks = lower.run(entry, samples=1, folder=tmp_path)["fallbacks"]
+    assert fallbacks
+    rows = [line.strip("| ").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    listed = {(row[0], row[2]): row[1].split(", ") for row in rows}
+    for operator, reason in fallbacks.items():
+        assert entry.dtype in listed[f"`{operator}`", reason]
+
+
+def test_the_page_has_no_program_that_the_compiler_refuses():
+    text = PAGE.read_text()
+    assert "## What fails" not in text
+    assert "100.0 %" in text
 
 
 def test_what_is_refused_or_takes_too_long_is_found_by_parts(monkeypatch, tmp_path):

@@ -46,7 +46,7 @@ class Summary:
     def __init__(self, results: Sequence[Result], verdicts: Verdicts, targets: Sequence[str]) -> None:
         self.targets = tuple(targets)
         self.samples = max((r.asked for r in results), default=0)
-        lowered = [r for r in results if r.lowered.samples or r.lowered.failures]
+        lowered = [r for r in results if r.lowered.samples or r.lowered.programs or r.lowered.failures]
         by_dtype = {name: [r for r in lowered if r.entry.dtype == name] for name in map(dtype_name, DTYPES)}
         self.totals = [self._total(name, mine, verdicts) for name, mine in by_dtype.items() if mine]
         self.totals.append(self._total("all", lowered, verdicts))
