@@ -1,4 +1,4 @@
-"""Operators on lists of tensors: values of PyTorch's own samples, and that a whole list is one program."""
+"""Operators on lists of tensors: values of PyTorch's own samples, and how many programs a list is."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from tests.compare import check
 from torch_tpu import metrics
+from torch_tpu.eager.operator import _equal_groups
 
 
 def _tensors(*, seed: int = 0, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -108,6 +109,26 @@ def test_a_list_is_one_program() -> None:
     after = metrics.counters()
     assert after["execute"] - before["execute"] == 5
     assert after["program"] == before["program"]
+
+
+def test_a_long_list_is_run_in_equal_groups() -> None:
+    """200 tensors of which every fifth has another shape, and 5 of a third: two programs, whatever the length."""
+    shapes = [(2, 3) if i % 5 == 0 else (4,) for i in range(200)] + [(7,)] * 5
+    host = [torch.rand(shape) for shape in shapes]
+    device, factors = [t.to("tpu") for t in host], [1 + i / 100 for i in range(len(host))]
+    before = metrics.counters().get("program", 0)
+    got = torch._foreach_mul(device, factors)
+    assert metrics.counters()["program"] == before + 2
+    torch.testing.assert_close([t.cpu() for t in got], torch._foreach_mul(host, factors))
+    for tensors in (host, device):
+        torch._foreach_addcmul_(tensors, tensors, [t + 1 for t in tensors], value=0.5)
+        torch._foreach_sub_(tensors[:150], 0.25)
+    torch.testing.assert_close([t.cpu() for t in device], host)
+
+
+def test_groups_have_as_many_of_each_shape() -> None:
+    shapes = [(2,), (3,), (2,), (2,), (3,), (2,), (4,)]
+    assert _equal_groups([torch.empty(s) for s in shapes]) == [[0, 2, 1], [3, 5, 4], [6]]
 
 
 @pytest.mark.parametrize("device", ["cpu", "tpu"])

@@ -22,6 +22,7 @@ from torch.fx import GraphModule
 
 from torch_tpu.compile.buckets.program import BucketedProgram
 from torch_tpu.compile.graph import GraphProgram, Stored
+from torch_tpu.compile.layers import Layers
 from torch_tpu.compile.stored_graph import NAMESPACES, Unstorable
 from torch_tpu.metrics import programs
 from torch_tpu.runtime import fingerprint
@@ -37,21 +38,25 @@ class CompiledGraph(OutputCode):
         part: which of the captured graph's: behind its title in reports.
     """
 
-    def __init__(self, program: GraphProgram | BucketedProgram, part: str) -> None:
+    def __init__(self, program: GraphProgram | BucketedProgram | Layers, part: str) -> None:
         super().__init__()
         # AOTAutograd gives its arguments as one list; on the object, because wrappers copy only what is there.
         self._boxed_call = True
-        self._program: GraphProgram | BucketedProgram | None = program
+        self._program: GraphProgram | BucketedProgram | Layers | None = program
+        self._has_layers = isinstance(program, Layers)
         self._part = part
         self._stored: Stored | None = None
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
         assert self._program is not None
+        if isinstance(self._program, Layers):
+            assert isinstance(inputs, list)
+            return self._program(inputs)
         return self._program(*inputs)
 
     def prepare_for_serialization(self) -> None:
         """Called on a copy."""
-        assert isinstance(self._program, GraphProgram)
+        assert isinstance(self._program, (GraphProgram, Layers))
         try:
             self._stored = self._program.stored()
         except Unstorable as error:
@@ -64,7 +69,10 @@ class CompiledGraph(OutputCode):
             assert self._stored is not None
             title = f"{graph_kwargs['compile_region_name']}{self._part}"
             programs.captured(title, why_again())
-            self._program = GraphProgram(self._stored, title, self._part == BACKWARD)
+            if self._has_layers:
+                self._program = Layers(self._stored, title)
+            else:
+                self._program = GraphProgram(self._stored, title, self._part == BACKWARD)
 
 
 def why_again() -> str:

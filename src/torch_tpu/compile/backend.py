@@ -52,6 +52,7 @@ def compile_graph(
 
     from torch_tpu.compile import autograd_cache, regions
     from torch_tpu.compile.autograd_cache import BACKWARD, CompiledGraph
+    from torch_tpu.compile.layers import Layers, are_worth_it
 
     title, family = _title(graph), Family()
     outlined: list[regions.Region] = []
@@ -74,8 +75,9 @@ def compile_graph(
             else:
                 autograd_cache.keep_saved_values()
             arguments = lowered, f"{title}{part}", part == BACKWARD
-            program = GraphProgram(*arguments) if policy is None else BucketedProgram(*arguments, policy, family)
-            return CompiledGraph(program, part)
+            if policy is not None:
+                return CompiledGraph(BucketedProgram(*arguments, policy, family), part)
+            return CompiledGraph(Layers(*arguments[:2]) if are_worth_it(lowered) else GraphProgram(*arguments), part)
 
         return SerializableAOTDispatchCompiler(CompiledGraph, compile_part)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -63,7 +64,7 @@ class Stored:
     facts: Facts
 
 
-def _facts(graph: GraphModule) -> Facts:
+def facts_of(graph: GraphModule) -> Facts:
     ops.load()
     placeholders = graph.graph.find_nodes(op="placeholder")
     return Facts(
@@ -111,15 +112,19 @@ class GraphProgram:
     Args:
         title: its name in reports.
         is_backward: its arguments don't come from Dynamo, which compares strides.
+        identity: what it is called in every process, if not by its bytes.
     """
 
     kind = "graph"
 
-    def __init__(self, graph: GraphModule | Stored, title: str, is_backward: bool = False) -> None:
+    def __init__(
+        self, graph: GraphModule | Stored, title: str, is_backward: bool = False, identity: str | None = None
+    ) -> None:
+        self._given_identity = identity
         self._graph: GraphModule | None = graph if isinstance(graph, GraphModule) else None
         self._stored: Stored | None = graph if isinstance(graph, Stored) else None
         self.title = title
-        self._facts = _facts(graph) if isinstance(graph, GraphModule) else graph.facts
+        self._facts = facts_of(graph) if isinstance(graph, GraphModule) else graph.facts
         self.border = self._facts.border
         self.literals = constants(self.graph) if self._facts.constants else []
         with unset_fake_temporarily():
@@ -153,6 +158,8 @@ class GraphProgram:
     @functools.cached_property
     def _identity(self) -> str:
         """What the graph is called in every process; empty if it can't be stored."""
+        if self._given_identity is not None:
+            return self._given_identity
         try:
             return hashlib.sha256(self.stored().code).hexdigest()
         except stored_graph.Unstorable:
@@ -243,9 +250,14 @@ class GraphProgram:
         except NotImplementedError:
             self._at = interpreter.at
             raise
+        storages = Counter(t.untyped_storage()._cdata for t in (*args, *returned) if isinstance(t, torch.Tensor))
         for i, value in enumerate(returned):
-            if isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg()) and not _is_among(value, args):
-                # The bit that says so is lost with the meta tensor.
+            if not isinstance(value, torch.Tensor) or any(value is a for a in args):
+                continue
+            # The bit of a conjugated tensor is lost with the meta tensor. A view that is nobody else's becomes a value
+            # of its own: a program that is given it need not be another than for one that never was a view.
+            has_bit = value.is_conj() or value.is_neg()
+            if has_bit or (_is_whole(value) and storages[value.untyped_storage()._cdata] == 1):
                 returned[i] = tensor(tracer, tracer.read(value), value.stride())
         numbers = [i for i, value in enumerate(returned) if isinstance(value, Data)]
         for i in numbers:
@@ -253,8 +265,9 @@ class GraphProgram:
         return returned, numbers
 
 
-def _is_among(value: Any, args: tuple[Any, ...]) -> bool:
-    return any(value is a for a in args)
+def _is_whole(value: torch.Tensor) -> bool:
+    """Whether a tensor is all that its storage holds, in row-major order."""
+    return value.numel() * value.itemsize == value.untyped_storage().nbytes() and value.is_contiguous()
 
 
 class _NamingTracer(GraphTracer):

@@ -167,6 +167,8 @@ def _save_roots(saved: Sequence[Node], backward: GraphModule) -> tuple[list[Node
     placeholders = backward.graph.find_nodes(op="placeholder")
     values = {root: copy.placeholder(root.name) for root in dict.fromkeys(chain[0] for chain in chains)}
     roots = list(values)
+    for root, placeholder in values.items():
+        placeholder.meta = dict(root.meta)
     known = {p: copy.node_copy(p) for p in placeholders[len(saved) :]}
     for placeholder, chain in zip(placeholders, chains, strict=False):
         for node in chain[1:]:
@@ -269,3 +271,8 @@ def expand(graph: GraphModule) -> GraphModule:
             graph.graph.erase_node(node)
     graph.recompile()
     return graph
+
+
+def is_call(node: Node) -> bool:
+    """Whether a node of an expanded graph is a call of a part's graph: of that, its name and the part's inputs."""
+    return node.target is _invoke and str(node.args[1]).startswith("region_")

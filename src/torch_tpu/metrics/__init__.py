@@ -38,8 +38,9 @@ def snapshot() -> dict[str, Any]:
 
     Keys: `counters`; `recompiles` (programs that were not the first of their operator or graph, the latest first, each
     with `kind`, `name`, `reason`, `line` and `after`, the number of programs that had run before); `graphs` (of
-    torch.compile, with their programs); `graph_breaks` (where a captured graph ends before its function), `syncs`,
-    `flushes`, `fallbacks` (`what`, `detail`, `line`, `source`, `count`, most frequent first).
+    torch.compile, with their programs; if `layers` is not 0, so many equal layers share one of `parts` programs);
+    `graph_breaks` (where a captured graph ends before its function), `syncs`, `flushes`, `fallbacks` (`what`, `detail`,
+    `line`, `source`, `count`, most frequent first).
     """
     return {
         "counters": counters(),
@@ -76,6 +77,8 @@ def _graph(graph: programs.Graph) -> dict[str, Any]:
         "in_pieces": graph.in_pieces,
         "is_padded": graph.is_padded,
         "unpadded": graph.unpadded,
+        "layers": graph.layers,
+        "parts": graph.parts,
         "programs": [_made(m) for m in graph.made],
     }
 

@@ -48,6 +48,7 @@ class Graph:
         reason: why Dynamo captured it again, in its words; empty the first time.
         refused: why no program can express it; `by_operator` is how often it ran operator by operator, `in_pieces` how
             often as programs around what is not possible.
+        layers: how many equal layers share a program, one of `parts`; 0 where all is one program.
         is_padded: sizes that vary are to be rounded up; `unpadded` is why it has a program for each shape nevertheless.
     """
 
@@ -57,6 +58,8 @@ class Graph:
     refused: str = ""
     by_operator: int = 0
     in_pieces: int = 0
+    layers: int = 0
+    parts: int = 1
     unpadded: str = ""
     is_padded: bool = False
     made: list[Made] = field(default_factory=list)
@@ -92,8 +95,9 @@ def made(kind: str, name: str, fields: Fields, plan: int) -> None:
     reason = _difference(fields, earlier) if earlier else ""
     earlier.append(fields)
     entry = _of_plan[plan] = _logged(kind, name, reason)
-    if name in graphs:
-        graphs[name].made.append(entry)
+    graph = graphs.get(name) or graphs.get(name.rpartition(", ")[0])  # a piece is named "graph, piece"
+    if graph is not None:
+        graph.made.append(entry)
 
 
 def _logged(kind: str, name: str, reason: str) -> Made:
@@ -160,6 +164,11 @@ def captured(name: str, reason: str, is_padded: bool = False) -> None:
 def broken(reason: str, explanation: str, line: str, source: str) -> None:
     """Counts a captured graph that ends before its function does, at a line that could not be captured."""
     breaks[Break(reason, explanation, line, source)] += 1
+
+
+def layered(name: str, layers: int, distinct: int) -> None:
+    """Notes that a captured graph runs as so many different programs, one of them for all of its equal layers."""
+    graphs[name].layers, graphs[name].parts = layers, distinct
 
 
 def ran_by_operator(name: str, reason: str) -> None:

@@ -43,7 +43,7 @@ def _recompiles(made: Entries, most: int) -> Iterator[str]:
 
 
 def _graphs(graphs: Entries, most: int) -> Iterator[str]:
-    told = [g for g in graphs if g["reason"] or g["refused"] or g["unpadded"] or len(g["programs"]) > 1]
+    told = [g for g in graphs if g["reason"] or g["refused"] or g["unpadded"] or g["layers"] or len(g["programs"]) > 1]
     yield f"  {'graphs of torch.compile':<28} {len(graphs):,}"
     for graph in _first(told, most):
         yield f"    {graph['name']}  at {graph['line']}"
@@ -56,6 +56,8 @@ def _graphs(graphs: Entries, most: int) -> Iterator[str]:
             yield f"      has a program for each shape: {graph['unpadded']}"
         if not graph["is_padded"] and _is_for_shapes(graph["programs"]):
             yield "      its sizes vary: options={'buckets': True} of torch.compile(backend='tpu') makes few programs"
+        if graph["layers"]:
+            yield f"      {graph['layers']} equal layers share one of its {graph['parts']} programs"
         for program in _first([p for p in graph["programs"] if p["reason"]], most):
             yield f"      compiled again: {program['reason']}"
     yield from _rest(len(told), most)
