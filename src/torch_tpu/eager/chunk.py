@@ -16,7 +16,7 @@ import contextlib
 import itertools
 import math
 import threading
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -391,7 +391,9 @@ def _compile(nodes: Sequence[Node], outputs: Sequence[int], donations: Donations
         built, results = module.build("fused", target, parameters, body)
         used = module.drop_unused_parameters(built)
         module.reuse_parameters(built, [(sum(used[:parameter]), result) for parameter, result in donations])
-    operations = set().union(*(node.plan.operations for node in nodes))
+    operations: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    for node in nodes:
+        operations.update(node.plan.operations)
     executable = client().compile(
         built,
         [(shape, types.numpy_dtype(dtype)) for shape, dtype in results],

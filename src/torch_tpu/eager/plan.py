@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -173,7 +174,7 @@ class Plan:
         built: Any,
         parameters: Sequence[module.Spec],
         results: list[module.Spec],
-        operations: set[str],
+        operations: Counter[tuple[str, tuple[int, ...]]],
         target: module.Target,
         *,
         bases: tuple[int, ...],

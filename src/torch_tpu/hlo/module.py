@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -243,8 +245,17 @@ def _drop_unused(function: Any) -> list[bool]:
     return used
 
 
-def operations(module: ir.Module) -> set[str]:
-    """The names of the operations of its functions, without their dialect; those of inner regions are left out."""
+def operations(module: ir.Module) -> Counter[tuple[str, tuple[int, ...]]]:
+    """How many operations its functions have by name, without their dialect, and by shape of the largest result.
+
+    Parameters count as operations of this name; what is in inner regions doesn't count.
+    """
+    found: Counter[tuple[str, tuple[int, ...]]] = Counter()
     with building:
-        names = (op.operation.name for function in _functions(module) for op in function.entry_block.operations)
-        return {name.partition(".")[2] for name in names if not name.startswith("func.")}
+        for function in _functions(module):
+            found.update(("parameter", tuple(a.type.shape)) for a in function.entry_block.arguments)
+            for op in function.entry_block.operations:
+                dialect, _, name = op.operation.name.partition(".")
+                if dialect != "func":
+                    found[name, max((tuple(r.type.shape) for r in op.results), key=math.prod, default=())] += 1
+    return found

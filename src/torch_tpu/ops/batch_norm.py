@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import overload
 
 import torch
 
 from torch_tpu.hlo import array as hlo
-from torch_tpu.hlo import structured
+from torch_tpu.hlo import module, structured
 from torch_tpu.hlo.array import Array
 from torch_tpu.ops.normalization import (
     affine,
@@ -73,7 +74,11 @@ def _with_statistics(
     """Result for given statistics of each channel: x·scale + shift, as PyTorch computes it."""
     scale = rstd if weight is None else rstd * weight
     shift = -mean * scale if bias is None else bias - mean * scale
-    return affine(x, _by_channel(scale, x), _by_channel(shift, x)), mean, rstd
+    flat = x
+    if module.target().platform == "cpu":
+        # The longer the innermost dimension, the better its code; on a TPU this would be another layout.
+        flat = hlo.reshape(x, (*x.shape[:2], math.prod(x.shape[2:])))
+    return hlo.reshape(affine(flat, _by_channel(scale, flat), _by_channel(shift, flat)), x.shape), mean, rstd
 
 
 def _blend(old: Array, new: Array, momentum: Array | float) -> Array:

@@ -1,0 +1,49 @@
+"""Which XLA options programs get on XLA:CPU, and that results don't depend on them but for rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from torch_tpu.runtime.cpu_options import options_for
+
+YNN = "xla_cpu_experimental_ynn_fusion_type"
+LEVEL = "xla_backend_optimization_level"
+
+
+def test_small_programs_are_compiled_cheaply() -> None:
+    tiny = {("parameter", (8, 8)): 1, ("exponential", (8, 8)): 1}
+    assert options_for(tiny)[LEVEL] == 0
+    assert LEVEL not in options_for({**tiny, ("while", (8, 8)): 1})
+    assert LEVEL not in options_for({("parameter", (64, 64)): 1, ("reduce", (64,)): 1})
+    assert not options_for({("parameter", (64, 65)): 1, ("reduce", (64,)): 1})
+
+
+def test_what_ynn_computes() -> None:
+    large, image = (1024, 1024), (16, 64, 32, 32)
+    assert YNN in options_for({("parameter", large): 2, ("add", large): 1})
+    assert YNN not in options_for({("parameter", large): 2, ("maximum", large): 1})
+    assert YNN not in options_for({("parameter", large): 2, ("add", large): 1, ("multiply", large): 1})
+    scaled = {("broadcast_in_dim", image): 2, ("multiply", image): 1, ("add", image): 1, ("sqrt", (64,)): 1}
+    assert YNN in options_for({("parameter", image): 1, **scaled})
+    assert YNN not in options_for({("parameter", large): 1, **scaled, ("broadcast_in_dim", large): 1})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize(
+    "function",
+    [torch.exp, torch.tanh, torch.sqrt, torch.neg, F.gelu, lambda x: x + x, lambda x: x / 3, lambda x: x.softmax(1)],
+)
+def test_rows_of_a_large_program_equal_those_of_a_small_one(
+    function: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
+) -> None:
+    rows = torch.randn(130, 64).to(dtype)
+    rows[0, :6] = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-3])
+    whole = function(rows.to("tpu")).cpu()
+    for count in (2, 40):
+        part = function(rows[:count].clone().to("tpu")).cpu()
+        rounding = 4 * torch.finfo(dtype).eps
+        torch.testing.assert_close(part, whole[:count], rtol=rounding, atol=0, equal_nan=True)
