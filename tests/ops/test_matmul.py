@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import torch_tpu
 from tests.compare import assert_same, check, check_opinfo, no_fallback
 
 EXACT = (torch.float32, torch.int64, torch.complex64)
@@ -130,12 +131,12 @@ def test_float32_accuracy() -> None:
 
 @pytest.mark.parametrize(("precision", "wanted"), [("highest", "HIGHEST"), ("high", "HIGH"), ("medium", "DEFAULT")])
 def test_precision_setting(precision: str, wanted: str) -> None:
-    from torch_tpu.ops import matmul
-
+    """A product with the setting is another program than one without it, in one process too."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
-        assert matmul.precision() == wanted
+        (program,) = torch_tpu.compile.debug(torch.mm, *torch.ones(2, 3, 3, device="tpu")).programs
+        assert f"precision = [{wanted}, {wanted}]" in program.stablehlo
     finally:
         torch.set_float32_matmul_precision(before)
 

@@ -6,7 +6,7 @@ import torch
 
 from torch_tpu.metrics import places
 from torch_tpu.runtime import memory
-from torch_tpu.runtime.client import client
+from torch_tpu.runtime.client import client, client_errors
 
 
 def user_line() -> str:
@@ -37,6 +37,6 @@ def translate(error: Exception, place: str = "") -> Exception:
             f"the largest: {'; '.join(client().largest_live(5)) or 'none'}. torch.tpu.memory_stats() has the counts. "
             f"XLA said: {text.splitlines()[0][:300]}"
         )
-    if type(error).__module__.startswith("jaxlib"):
+    if isinstance(error, client_errors()):
         return RuntimeError(f"the tpu device failed {place}: {text[:2000]}")
     return error
