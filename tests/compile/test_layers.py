@@ -43,9 +43,9 @@ def equals_cpu(host: nn.Module, *args: Tensor) -> list[tuple[int, int]]:
     device = copy.deepcopy(host).to("tpu")
     known = len(layered())
     got = train(torch.compile(device, fullgraph=True), *(a.to("tpu") for a in args))
-    torch.testing.assert_close(got.cpu(), train(host, *args), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(got.cpu(), train(host, *args), rtol=1e-5, atol=1e-5)
     for (name, p), q in zip(host.named_parameters(), device.parameters(), strict=True):
-        torch.testing.assert_close(q.grad.cpu(), p.grad, rtol=1e-3, atol=1e-3, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(q.grad.cpu(), p.grad, rtol=1e-4, atol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
     return layered()[known:]
 
 
@@ -83,7 +83,7 @@ def test_random_numbers_are_those_of_eager() -> None:
         value = train(function, ids)
         results.append([value, torch.rand(2, device="tpu"), *(p.grad.clone() for p in model.parameters())])
     assert layered()[known:] == [(8, 3)] * 2
-    torch.testing.assert_close(results[1], results[0], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
 
 
 class Tied(nn.Module):
@@ -174,7 +174,7 @@ def test_written_arguments_and_results_that_alias() -> None:
             first += 1
         results.append([t.cpu() for t in (y, flat, first, given, state)])
     assert layered()[-1][0] == 8
-    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
 
 
 def test_in_fused_mode() -> None:
