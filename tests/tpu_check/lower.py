@@ -25,7 +25,7 @@ from tests.conformance.modules import ModuleRun
 from tests.conformance.operators import OperatorRun
 from tests.conformance.optimizers import OptimizerRun
 from tests.conformance.outcome import spread
-from torch_tpu.eager import execute, graph, plan
+from torch_tpu.eager import conditions, execute, graph, plan
 from torch_tpu.eager.mode import EagerMode, set_eager_mode
 from torch_tpu.runtime.fingerprint import bytecode
 
@@ -107,7 +107,7 @@ def _recorded_apart() -> Iterator[None]:
         try:
             yield
         finally:
-            graph._unread.clear()
+            conditions.unread.clear()
 
 
 def digest_of(module: Any) -> str:

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from torch_tpu import metrics
-from torch_tpu.eager import chunk, described, graph, hooks, mode, stored_plans
+from torch_tpu.eager import chunk, described, graph, hooks, mode, refused, stored_plans
+from torch_tpu.eager.conditions import Write
 from torch_tpu.eager.graph import Pending
 from torch_tpu.eager.plan import Alias, Call, Fresh, Input, Plan, Slot, make_plan
 from torch_tpu.eager.recent import Recent
@@ -65,17 +66,25 @@ class ViewKind:
     __slots__ = ()
 
 
+class Starts(tuple[int, ...]):
+    """Where the slices of a view start, which follows from its offset."""
+
+    offset: int
+
+
 _views = Recent(16384)
 _view_kinds = Recent(16384)
 
 
-def _view(g: Geometry, t: torch.Tensor) -> tuple[ViewKind, tuple[int, ...]]:
+def _view(g: Geometry, t: torch.Tensor) -> tuple[ViewKind, Starts]:
     key = (g, t.shape, t.stride(), t.storage_offset(), t.dtype)
-    found: tuple[ViewKind, tuple[int, ...]] | None = _views.find(key)
+    found: tuple[ViewKind, Starts] | None = _views.find(key)
     if found is None:
-        steps, starts = strided.plan(
+        steps, moving = strided.plan(
             tuple(g.sizes), g.strides, tuple(t.shape), t.stride(), int(t.storage_offset()), g.dtype, t.dtype
         )
+        starts = Starts(moving)
+        starts.offset = int(t.storage_offset())
         with _making:
             of_kind = (g, t.shape, t.stride(), t.dtype, steps)
             kind = _view_kinds.find(of_kind) or _view_kinds.keep(of_kind, ViewKind())
@@ -89,7 +98,7 @@ class CallSignature:
     __slots__ = ("data", "hosts", "key", "starts", "storages", "tensors", "values")
 
     # Slice starts of the tensors that are views with such, by position.
-    starts: dict[int, tuple[int, ...]]
+    starts: dict[int, Starts]
 
     def __init__(self, key: list[Any]) -> None:
         self.key = key
@@ -212,12 +221,14 @@ def find_plan(key: tuple[Any, ...], make: Callable[[], Call]) -> Plan | Unsuppor
             if plan is None:
                 plan = make_plan(call)
                 stored_plans.keep(call, plan)
-            if not mode.fused:
+            if mode.fused:
+                plan.call = call
+            else:
                 plan.compiled()
         except NotImplementedError as error:
             plan = Unsupported(str(error))
         except client_errors() as error:
-            plan = _without_code(error)
+            plan = Unsupported(refused.reason(error))
         else:
             owner = key[0]
             programs.made(owner.kind, owner.title, described.fields(call, owner.argument_names), plan.number)
@@ -225,17 +236,12 @@ def find_plan(key: tuple[Any, ...], make: Callable[[], Call]) -> Plan | Unsuppor
         return plan
 
 
-def _without_code(error: Exception) -> Unsupported:
-    """Of a program the compiler refuses, such as for a dtype the platform lacks."""
-    return Unsupported(f"the compiler refused it: {str(error).splitlines()[0]}")
-
-
-def _refuse(plan: Plan, error: Exception) -> None:
-    _plans.replace(plan, _without_code(error))
+def _refuse(plan: Plan, reason: str) -> None:
+    _plans.replace(plan, Unsupported(reason))
     simple_plans.replace(plan, None)
 
 
-graph.refused = _refuse
+graph.forget_plan = _refuse
 
 
 def clear_plans() -> None:
@@ -375,8 +381,9 @@ def defer(plan: Plan, sig: CallSignature, generator: Any) -> Any:
                 value.graph.flush("used by another thread")
         elif value.array is None:
             values[i] = initialise(sig.storages[i])
+    write = Write(sig.tensors[i] for i, *_ in plan.writes) if plan.checks and plan.writes else None
     with pending.lock:
-        recorded = pending.record(plan, values, numbers)
+        recorded = pending.record(plan, values, numbers, write)
         if isinstance(recorded, Pending):
             result = new_contiguous(plan.returned.sizes, plan.returned.dtype, recorded)
         else:

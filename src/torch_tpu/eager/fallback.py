@@ -14,9 +14,10 @@ from torch._ops import OpOverload
 
 from torch_tpu import metrics
 from torch_tpu.eager import copy
+from torch_tpu.metrics import places
+from torch_tpu.metrics.places import Place
 from torch_tpu.ops.schema import bind, call, signature
 from torch_tpu.runtime.client import client
-from torch_tpu.tensor.errors import user_line
 from torch_tpu.tensor.transfer import from_host, host_view, to_host
 
 _warned: set[str] = set()
@@ -36,7 +37,6 @@ def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], 
         NotImplementedError: where `TORCH_TPU_FALLBACK=error`, or there is no CPU kernel either.
     """
     name = func.name()
-    policy = _policy()
     moved: dict[int, torch.Tensor] = {}
     try:
         result = _run(func, args, kwargs, moved, "cpu" if client().runs else "meta")
@@ -46,19 +46,7 @@ def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], 
         moved.clear()
         result = _run(func, args, kwargs, moved, "cpu")  # it has no meta kernel, or its shapes depend on data
     # What the CPU refuses too is no matter of the fallback.
-    if policy == "error":
-        raise NotImplementedError(
-            f"{name} can't run on the tpu device (at {user_line()}): {reason}. "
-            "TORCH_TPU_FALLBACK=error forbids running it on the CPU."
-        )
-    metrics.note("fallback", name, reason)
-    if policy == "warn" and name not in _warned:
-        _warned.add(name)
-        warnings.warn(
-            f"{name} runs on the CPU (first at {user_line()}): {reason}. "
-            "torch_tpu.metrics.report() counts such calls; TORCH_TPU_FALLBACK=allow silences this.",
-            stacklevel=3,
-        )
+    admit(name, reason, places.here_or_backward())
 
     originals: dict[int, torch.Tensor] = {}
     for a, value in zip(signature(func).arguments, args, strict=False):
@@ -67,6 +55,31 @@ def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], 
         if a.name in kwargs:
             _write_back(a.is_written, kwargs[a.name], moved, originals)
     return _to_device(result, originals)
+
+
+def admit(name: str, reason: str, place: Place) -> None:
+    """Counts an operator that has run on the CPU, and says so once.
+
+    Args:
+        place: the user's line that called it.
+
+    Raises:
+        NotImplementedError: where `TORCH_TPU_FALLBACK=error`.
+    """
+    policy = _policy()
+    if policy == "error":
+        raise NotImplementedError(
+            f"{name} can't run on the tpu device (at {places.where(place)}): {reason}. "
+            "TORCH_TPU_FALLBACK=error forbids running it on the CPU."
+        )
+    metrics.note("fallback", name, reason, place)
+    if policy == "warn" and name not in _warned:
+        _warned.add(name)
+        warnings.warn(
+            f"{name} runs on the CPU (first at {places.where(place)}): {reason}. "
+            "torch_tpu.metrics.report() counts such calls; TORCH_TPU_FALLBACK=allow silences this.",
+            stacklevel=4,
+        )
 
 
 def _run(

@@ -16,22 +16,21 @@ import contextlib
 import itertools
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from torch_tpu import metrics
-from torch_tpu.eager import chunk, hooks, mode
+from torch_tpu.eager import chunk, conditions, hooks, mode, refused
+from torch_tpu.eager.conditions import Condition, Write
 from torch_tpu.eager.plan import Plan
 from torch_tpu.hlo.strided import contiguous_strides
 from torch_tpu.metrics import places
 from torch_tpu.metrics.places import Place
 from torch_tpu.runtime.client import Buffer, client, client_errors, launch
-from torch_tpu.tensor import transfer
 from torch_tpu.tensor.errors import translate
 from torch_tpu.tensor.storage import UNSHARED, Content, Geometry, Value, geometry, references
 
@@ -105,22 +104,6 @@ def _forward_place(found: Place) -> Place:
     return found
 
 
-class Unread(NamedTuple):
-    """A condition that a recorded operator states (an index in bounds), and what to raise where it does not hold.
-
-    Attributes:
-        shown: what stands for {} in the message.
-        operator, place: what stated it, and where in the user's program.
-    """
-
-    condition: Pending
-    message: str
-    error: type[Exception]
-    shown: Pending | None
-    operator: str
-    place: Place
-
-
 # A plan; where each of its values comes from, entry n of `inputs` or ~n for slot n; the numbers it takes; the slot of
 # its first result; the user's code that called it.
 Recorded = tuple[Plan, list[int], chunk.Numbers, int, Place]
@@ -153,11 +136,14 @@ class Graph:
         self._is_host_memory = client().is_host_memory
         _graphs.add(self)
 
-    def record(self, plan: Plan, values: Sequence[Content], numbers: chunk.Numbers) -> Pending | int:
+    def record(
+        self, plan: Plan, values: Sequence[Content], numbers: chunk.Numbers, write: Write | None = None
+    ) -> Pending | int:
         """Adds an operator; returns the result of a simple plan, else the slot of the first result.
 
         Args:
             values: of the call's inputs.
+            write: what happens only if the plan's conditions hold.
 
         Raises:
             NotReadyError: where one of them can't be read yet; then nothing is recorded.
@@ -195,9 +181,9 @@ class Graph:
             if plan.is_simple:
                 return result
             for slot, message, kind, shown in plan.checks:
-                condition = self.value(first + slot, _SCALAR_BOOL)
+                holds = self.value(first + slot, _SCALAR_BOOL)
                 number = None if shown is None else self.value(first + shown, geometry((), (), plan.results[shown][1]))
-                _unread.append(Unread(condition, message, kind, number, plan.name, place))
+                conditions.unread.append(Condition(holds, message, kind, number, plan.name, place, write))
             return first
         finally:
             lock.release()
@@ -217,9 +203,7 @@ class Graph:
 
     def forget_conditions(self, slot: int) -> None:
         """Drops the conditions of what was recorded from a slot on: of a call that fails for another reason."""
-        for check in list(_unread):
-            if check.condition.graph is self and check.condition.slot >= slot:
-                _take(check)
+        conditions.forget(lambda holds: holds.graph is self and holds.slot >= slot)  # type: ignore[attr-defined]
 
     @contextlib.contextmanager
     def one_call(self) -> Iterator[None]:
@@ -251,7 +235,7 @@ class Graph:
             if self.operators:
                 metrics.note("flush", metrics.waited_for() or cause)
                 self._run(len(self.operators))
-        settle(MOST_UNREAD)
+        conditions.settle(MOST_UNREAD)
 
     def _cut(self, shortest: int) -> int:
         """The place between two operators, not before so many calls, whose surroundings have the smallest digest."""
@@ -313,6 +297,13 @@ class Graph:
                 if indices[e] not in used_later and references(self.inputs, indices[e]) == UNSHARED
             )
             program = found.program(donated, plans, user_places)
+        except client_errors() as error:
+            self._run_refused(count, error)
+            return
+        except Exception as error:
+            self._run_one_by_one(error, {})
+            return
+        try:
             arguments = chunk.arguments(program, [self.inputs[w].array for w in indices], numbers)
             try:
                 launch([part.compiled.executable for part in program], arguments, enqueued)
@@ -330,6 +321,35 @@ class Graph:
                     self._forget(count, end, made)
         except Exception as error:
             self._run_one_by_one(error, made)
+
+    def _run_refused(self, count: int, error: Exception) -> None:
+        """Runs operators that the compiler refuses as one program: one half after the other, one alone on the CPU."""
+        if count > 1:
+            self._run(count // 2)
+            if self.operators:  # a failure runs all there are
+                self._run(count - count // 2)
+            return
+        plan, wires, numbers, slot, place = self.operators[0]
+        try:
+            results = self._on_cpu(plan, [self.inputs[w].array for w in wires], numbers, place, error)
+        except Exception as own:
+            self._run_one_by_one(own, {})
+            return
+        made: dict[int, Content] = {}
+        alive = self._alive(len(results))
+        for n, buffer in enumerate(results):
+            made[n] = alive[n] if n in alive else Value(buffer, _result_geometry((plan,), n))
+            if n in alive:
+                alive[n].fill(buffer)
+        self._forget(1, slot + len(results), made)
+
+    def _on_cpu(
+        self, plan: Plan, operands: list[Buffer], numbers: chunk.Numbers, place: Place, error: Exception
+    ) -> list[Buffer]:
+        """The results of an operator that the compiler refuses; later calls like it don't ask the compiler."""
+        why = refused.reason(error)
+        forget_plan(plan, why)
+        return refused.run_on_cpu(plan, operands, numbers, place, why)
 
     def _alive(self, count: int) -> dict[int, Pending]:
         """The values of the first `count` slots that somebody refers to."""
@@ -355,20 +375,19 @@ class Graph:
                 continue
             called = f"in {plan.name}, called at {places.where(place)}"
             try:
-                executable = plan.compiled()
-            except Exception as own:
-                if isinstance(own, client_errors()):
-                    refused(plan, own)
-                    called += "; later calls like it run on the CPU"
-                failure = failure or _located(own, called)
-                continue
-            try:
-                given = [*operands, *chunk.separate_numbers(plan, numbers)]
-                for a, *_ in plan.reused:
-                    given[a] = client().copy(given[a])
-                buffers = executable(given)
+                try:
+                    executable = plan.compiled()
+                except client_errors() as own:
+                    buffers = self._on_cpu(plan, operands, numbers, place, own)
+                else:
+                    given = [*operands, *chunk.separate_numbers(plan, numbers)]
+                    for a, *_ in plan.reused:
+                        given[a] = client().copy(given[a])
+                    buffers = executable(given)
             except Exception as own:
                 failure = failure or _located(own, called)
+                # What it was to write keeps its value, as where the call itself fails.
+                results.update((slot + k, operand) for k, operand in _written(plan, operands))
                 continue
             results.update((slot + k, buffer) for k, buffer in enumerate(buffers) if slot + k not in results)
         for n, value in self._alive(len(self.slots)).items():
@@ -377,9 +396,7 @@ class Graph:
             elif n not in made:
                 value.fill(results[self.base + n])
         self._forget(len(self.operators), self.base + len(self.slots), {})
-        for check in list(_unread):
-            if check.condition.graph is self:
-                _take(check)  # of an operator that was never computed
+        conditions.forget(lambda holds: isinstance(holds.graph, Failed))
         if failure is not None:
             raise failure from error
 
@@ -397,13 +414,13 @@ class Graph:
                     operands[k] = self._input(inputs[w] if w >= 0 else made[~w - base])
 
 
-def _no_table(plan: Plan, error: Exception) -> None:
+def _no_table(plan: Plan, why: str) -> None:
     """Where no table of plans is loaded."""
 
 
-# refused(plan, error): told of each recorded plan the compiler has no code for; `execute` makes later calls like it run
-# on the CPU.
-refused: Callable[[Plan, Exception], None] = _no_table
+# forget_plan(plan, why): told of each recorded plan the compiler has no code for; `execute` makes later calls like it
+# run on the CPU.
+forget_plan: Callable[[Plan, str], None] = _no_table
 
 # In place of an input that was donated.
 _DONATED = Value(None, geometry((0,), (1,), torch.uint8))
@@ -415,41 +432,22 @@ def _result_geometry(plans: Sequence[Plan], n: int) -> Geometry:
     return geometry(shape, contiguous_strides(shape), dtype)
 
 
+def _written(plan: Plan, operands: Sequence[Buffer]) -> Iterator[tuple[int, Buffer]]:
+    """The old values of what an operator writes, by the result that is the new one."""
+    for i, result, _ in plan.writes:
+        if i in plan.bases and plan.values[plan.bases.index(i)] == plan.results[result]:
+            yield result, operands[plan.bases.index(i)]
+
+
 def _located(error: Exception, place: str) -> Exception:
     translated = translate(error, place)
-    return RuntimeError(f"{error} ({place})") if translated is error else translated
+    if translated is not error:
+        return translated
+    kind = type(error) if type(error) in (IndexError, NotImplementedError) else RuntimeError
+    return kind(f"{error} ({place})")
 
 
 _SCALAR_BOOL = geometry((), (), torch.bool)
-_unread: deque[Unread] = deque()
-
-
-def settle(most: int = 0) -> None:
-    """Looks at the conditions of programs that have run, until at most so many are left; waits for those programs.
-
-    Raises:
-        The error of the first that does not hold. The others are then forgotten: they may follow from it.
-    """
-    ready = [check for check in list(_unread) if check.condition.graph is None]
-    for n, check in enumerate(ready[: max(len(ready) - most, 0)]):
-        if not _take(check):
-            continue
-        if not client().get_bool(check.condition.array):
-            for other in ready[n + 1 :]:
-                _take(other)
-            text = check.message if check.shown is None else check.message.format(client().get(check.shown.array))
-            raise check.error(f"{text} (in {check.operator}, called at {places.where(check.place)})")
-
-
-def _take(check: Unread) -> bool:
-    """Whether it was still unread: another thread may look at the same time."""
-    try:
-        _unread.remove(check)
-    except ValueError:
-        return False
-    return True
-
-
 _graphs: weakref.WeakSet[Graph] = weakref.WeakSet()
 _threads = threading.local()
 
@@ -467,7 +465,7 @@ def flush_all(cause: str) -> None:
     """Runs what every thread has recorded, and looks at its conditions."""
     for found in list(_graphs):
         found.flush(cause)
-    settle()
+    conditions.settle()
 
 
 def _before_optimizer_step(*_: object) -> None:
@@ -486,4 +484,3 @@ def _after_optimizer_step(*_: object) -> None:
 hooks.flush = flush_all
 register_optimizer_step_pre_hook(_before_optimizer_step)
 register_optimizer_step_post_hook(_after_optimizer_step)
-transfer.before_reading = settle

@@ -154,6 +154,7 @@ class Operator:
             [t.dtype for t in sig.hosts],
             self.wide or execute.computes_wide(sig, [*args, *kwargs.values()]),
             checks_bounds(),
+            func=self.func,
         )
 
     @property

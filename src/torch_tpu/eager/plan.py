@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from torch_tpu import metrics
 from torch_tpu.hlo import array as hlo
@@ -55,6 +56,7 @@ class Call:
 
     Attributes:
         identity: the same for the same function in any process; empty where there is no such name.
+        func: the operator, if it is a call of one.
     """
 
     function: Callable[..., Any]
@@ -68,6 +70,7 @@ class Call:
     checks: bool
     guarded: bool = False
     identity: str = ""
+    func: OpOverload | None = None
 
 
 class Slot:
@@ -134,11 +137,13 @@ class Plan:
         returned: what the call returns, with Fresh and Alias in place of tensors.
         reads_precision: PyTorch's precision of float32 products had a say in the program.
         is_simple: that is the only result as a contiguous tensor, and nothing is written.
+        call: what it was made of, kept while it is not known whether the compiler has code for it.
     """
 
     __slots__ = (
         "_module",
         "bases",
+        "call",
         "checks",
         "custom_calls",
         "data",
@@ -166,7 +171,7 @@ class Plan:
     )
     _numbers = itertools.count()
     # What differs from process to process.
-    _of_process = ("_module", "executable", "number")
+    _of_process = ("_module", "call", "executable", "number")
 
     def __init__(
         self,
@@ -220,6 +225,7 @@ class Plan:
         self.returned = returned
         self.is_simple = len(results) == 1 and not writes and isinstance(returned, Fresh) and returned.contiguous
         self.executable: Executable | None = None
+        self.call: Call | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         fields = {name: getattr(self, name) for name in self.__slots__ if name not in self._of_process}
@@ -231,7 +237,7 @@ class Plan:
         for name, value in fields.items():
             setattr(plan, name, value)
         plan.number = next(cls._numbers)
-        plan.executable = None
+        plan.executable = plan.call = None
         plan._module = code
         return plan
 
@@ -322,7 +328,7 @@ class _Builder:
             hosts.append(tensor)
         data = [Data(value, given["data", i]) for i, value in enumerate(self.call.data)]
         table: dict[str, Sequence[Any]] = {"input": self.tensors, "host": hosts, "data": data}
-        args, kwargs = _fill((self.call.args, self.call.kwargs), table)
+        args, kwargs = fill((self.call.args, self.call.kwargs), table)
         self.returned = self.call.function(tracer, args, kwargs)
 
         self.results: list[Array] = []
@@ -370,14 +376,15 @@ class _Builder:
         return Fresh(self.fresh_index[id(base)], g, *place, returned.dtype, contiguous)
 
 
-def _fill(value: Any, table: dict[str, Sequence[Any]]) -> Any:
+def fill(value: Any, table: dict[str, Sequence[Any]]) -> Any:
+    """Arguments of a Call with what `table` has for each of their Slots, by kind and index."""
     if isinstance(value, Slot):
         return table[value.kind][value.index]
     if isinstance(value, (list, tuple)):
-        filled = [_fill(v, table) for v in value]
+        filled = [fill(v, table) for v in value]
         return tuple(filled) if isinstance(value, tuple) else filled
     if isinstance(value, dict):
-        return {k: _fill(v, table) for k, v in value.items()}
+        return {k: fill(v, table) for k, v in value.items()}
     return value
 
 

@@ -38,14 +38,15 @@ class _Entry:
 _entries: dict[tuple[str, str, int, int], _Entry] = {}
 
 
-def note(kind: str, what: str, detail: str = "") -> None:
-    """Counts an event as `<kind>::<what>`, and at the place of the user's program that is running now.
+def note(kind: str, what: str, detail: str = "", place: Place = None) -> None:
+    """Counts an event as `<kind>::<what>`, and at a place of the user's program.
 
     Args:
         kind: "sync", "flush" or "fallback".
+        place: the one that is running now if not given.
     """
     counts.counters[f"{kind}::{what}"] += 1
-    place = places.here_or_backward()
+    place = place or places.here_or_backward()
     code, instruction = place or (None, 0)
     key = (kind, what, id(code), instruction)
     entry = _entries.get(key)
