@@ -170,6 +170,7 @@ SKIPPED: dict[tuple[str, str], str] = {
 # Results of half precision that need only be as near to the float32 ones as the CPU's own are (gradients of half
 # precision always: they come from several operators, each of which rounds).
 AS_ACCURATE: dict[str, str] = {
+    "nn.functional.bilinear": "the bias is added to the rounded sum of products",
     "matrix_exp": "a polynomial and squarings, each a matrix product that amplifies the errors before it",
     "nn.functional.linear_cross_entropy": "a matrix product, log_softmax and a loss, each of which rounds",
     "nn.functional.scaled_dot_product_attention": "the weights are rounded before they meet the values",

@@ -147,3 +147,30 @@ def test_one_sample_of_many_labels_has_one_loss() -> None:
     x, target = torch.randn(10, requires_grad=True), torch.tensor([1, 3, -1, *range(7)])
     for reduction in ("none", "mean", "sum"):
         check(lambda x, t, r=reduction: torch.nn.functional.multilabel_margin_loss(x, t, reduction=r), x, target)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_linear_cross_entropy_in_half_precision_accumulates_in_float32(dtype: torch.dtype) -> None:
+    """As on the CPU, whose defaults PyTorch keeps in a table by device."""
+    x, weight = torch.randn(64, 32).to(dtype), torch.randn(100, 32).to(dtype)
+    target = torch.randint(100, (64,))
+    options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=16)
+
+    def loss(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.linear_cross_entropy(x, weight, target, reduction="none", options=options)
+
+    want = F.cross_entropy(x.float() @ weight.float().T, target, reduction="none")
+    got = loss(*(t.to("tpu") for t in (x, weight, target))).cpu().float()
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(got, want, rtol=eps, atol=eps / 16)
+
+
+def test_linear_cross_entropy_is_a_part_of_a_compiled_program() -> None:
+    x, weight, target = torch.randn(8, 6, requires_grad=True), torch.randn(10, 6), torch.randint(10, (8,))
+    options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=4, allow_retain_graph=True)
+
+    def loss(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.linear_cross_entropy((x * 2).tanh(), weight, target, options=options) * 3
+
+    check(torch.compile(loss, fullgraph=True), x, weight, target)
+    assert not {"graph_by_operator", "graph_cut"} & metrics.counters().keys()

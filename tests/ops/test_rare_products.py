@@ -19,6 +19,15 @@ def test_bilinear() -> None:
     check(torch.nn.functional.bilinear, x.detach().double()[0], y.detach().double()[0], weight.detach().double())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_bilinear_in_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
+    x, y, weight = torch.randn(6, 8).to(dtype), torch.randn(6, 8).to(dtype), torch.randn(5, 8, 8).to(dtype)
+    got = torch.nn.functional.bilinear(*(t.to("tpu") for t in (x, y, weight)))
+    want = torch.nn.functional.bilinear(x.float(), y.float(), weight.float()).to(dtype)
+    # Sums in another order may round to the neighbour.
+    torch.testing.assert_close(got.cpu(), want, rtol=torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps / 8)
+
+
 def test_linear_combination() -> None:
     coefficients = torch.tensor([[1.0, 2], [0, -1], [3, 0]])
     check(aten._compute_linear_combination, X, coefficients)

@@ -69,6 +69,13 @@ def test_polygamma_with_gradient(order: int) -> None:
     check(lambda x: torch.polygamma(order, x), torch.tensor([0.2, 1.5, 9.0, -0.5, -3.3]).double().requires_grad_())
 
 
+def test_polygamma_where_terms_on_both_sides_of_0_cancel() -> None:
+    """The 9th term of ζ(5, -8.5) is -32, the 10th 32, the sum -3.8e-5."""
+    x = torch.tensor([-8.5, -0.5, -3.5, -6.75, -0.25])
+    got = torch.polygamma(4, x.to("tpu")).cpu()
+    torch.testing.assert_close(got, torch.polygamma(4, x.double()).float(), rtol=1e-5, atol=0)
+
+
 def test_multivariate_gamma() -> None:
     check(lambda x: torch.mvlgamma(x, 3), torch.tensor([1.5, 2.0, 10.0], requires_grad=True))
 

@@ -33,6 +33,7 @@ def install() -> None:
     after_import("torch._inductor.compile_fx", _compile_own_graphs)
     after_import("torch.nn.attention.flex_attention", _allow_flex_attention)
     after_import("torch._prims.rng_prims", _save_own_random_state)
+    after_import("torch.nn.modules.linear_cross_entropy_options", _accumulate_in_float32)
 
 
 def _replace_generator() -> None:
@@ -158,6 +159,22 @@ def _allow_flex_attention(flex_attention: Any) -> None:
     code = flex_attention._validate_device.__code__
     constants = tuple(c | {"tpu"} if isinstance(c, frozenset) and "cuda" in c else c for c in code.co_consts)
     flex_attention._validate_device.__code__ = code.replace(co_consts=constants)
+
+
+def _accumulate_in_float32(options: ModuleType) -> None:
+    # `linear_cross_entropy` in half precision accumulates in float32 on devices it knows, in half precision on others.
+    for dtype in (torch.float16, torch.bfloat16):
+        options._AUTO_DEFAULTS["tpu", dtype] = options._AUTO_DEFAULTS["cpu", dtype]
+    original = options.LinearCrossEntropyOptions._resolve_auto_acc_dtype
+
+    def resolve(dtype: torch.dtype, device: torch.device | None) -> Any:
+        if device is not None and device.type == "tpu" and dtype in (torch.float16, torch.bfloat16):
+            return torch.float32
+        return original(dtype, device)
+
+    # Dynamo traces it where it looks like PyTorch's own.
+    resolve.__code__ = resolve.__code__.replace(co_filename=original.__code__.co_filename)
+    options.LinearCrossEntropyOptions._resolve_auto_acc_dtype = staticmethod(resolve)
 
 
 def _save_own_random_state(rng_prims: Any) -> None:

@@ -202,12 +202,16 @@ def trilinear(
     sumdim: Sequence[int],
     unroll_dim: int = 1,
 ) -> torch.Tensor:
-    """Σ x·y·z over `sumdim`, each with dimensions inserted at its `expand`; a matrix product where x meets y."""
+    """Σ x·y·z over `sumdim`, each with dimensions inserted at its `expand`; a matrix product where x meets y.
+
+    Half precision is rounded once, not after each of the two products.
+    """
     ndim = x.dim() + len(expand1)
     letters = "abcdefghijklmnopqrstuvwxyz"[:ndim]
     terms = ["".join(c for d, c in enumerate(letters) if d not in expand) for expand in (expand1, expand2, expand3)]
     kept = "".join(c for d, c in enumerate(letters) if d not in sumdim)
-    return torch.einsum(f"{','.join(terms)}->{kept}", x, y, z)
+    wide = [t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for t in (x, y, z)]
+    return torch.einsum(f"{','.join(terms)}->{kept}", *wide).to(x.dtype)
 
 
 def plus_scaled(bias: Array, product: Array, beta: ArrayLike, alpha: ArrayLike) -> Array:

@@ -114,21 +114,22 @@ def zeta(x: ArrayLike, q: ArrayLike) -> Array:
 
 
 def _zeta(x: Array, q: Array) -> Array:
-    """Hurwitz's ζ(x, q); a negative q is first brought above 0, term by term."""
+    """Hurwitz's ζ(x, q). From a negative q on, terms below and above 0 are added in pairs: they may cancel."""
     shape = hlo.broadcast_shapes(x.shape, q.shape)
     x, q = hlo.broadcast_to(x, shape), hlo.broadcast_to(q, shape)
     is_pole = (q <= 0) & q.eq(hlo.floor(q))
+    below = hlo.select(q < 0, hlo.ceil(-q), 0)
+    shifted = q + 2 * below
 
-    def unfinished(k: Array, q: Array, total: Array) -> Array:
-        return structured.reduce_or(~is_pole & (q < 0), range(q.ndim)) & (k < 10000)
+    def unfinished(k: Array, total: Array) -> Array:
+        return structured.reduce_or(~is_pole & (k < below), range(q.ndim)) & (k < 10000)
 
-    def step(k: Array, q: Array, total: Array) -> list[Array]:
-        is_negative = q < 0
-        term = hlo.select(is_negative, hlo.power(q, -x), 0)
-        return [k + 1, hlo.select(is_negative, q + 1, q), total + term]
+    def step(k: Array, total: Array) -> list[Array]:
+        pair = hlo.power(q + k, -x) + hlo.power(q + (2 * below - 1 - k), -x)
+        return [k + 1, total + hlo.select(k < below, pair, 0)]
 
-    initial = [hlo.constant(0, torch.int32), q, hlo.full_like(q, 0)]
-    _, shifted, total = structured.while_loop(initial, unfinished, step)
+    initial = [hlo.constant(0, q.dtype), hlo.full_like(q, 0)]
+    _, total = structured.while_loop(initial, unfinished, step)
     result = total + hlo.zeta(x, shifted)
     result = hlo.select(x.eq(1) | is_pole, math.inf, result)
     return hlo.select(x < 1, math.nan, result)

@@ -252,7 +252,7 @@ class Tracer(TorchDispatchMode):
             with self:
                 return prim(*args, **kwargs)
         # Such a kernel of a user's operator may be anything, and wants real tensors.
-        own = func.namespace in ("aten", "prims")
+        own = func.namespace in ("aten", "prims", "torch_nn")
         if own and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeExplicitAutograd"):
             with self:
                 return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
