@@ -250,7 +250,7 @@ def test_fallbacks_have_their_reason_and_line(monkeypatch):
 def test_the_snapshot_is_json():
     nn.functional.relu(torch.ones(9, device="tpu")).sum().item()
     read: dict[str, Any] = json.loads(json.dumps(metrics.snapshot()))
-    assert list(read) == ["counters", "recompiles", "graphs", "graph_breaks", "syncs", "flushes", "fallbacks"]
+    assert list(read) == ["counters", "recompiles", "graphs", "graph_breaks", "syncs", "flushes", "fallbacks", "hosted"]
     assert read["counters"]["sync::item"] == 1
 
 

@@ -201,19 +201,25 @@ class CallSignature:
         return result
 
 
-def known_plan(key: tuple[Any, ...]) -> Plan | Unsupported | None:
-    """The plan of a signature that was met before."""
-    plan: Plan | Unsupported | None = _plans.get(key) or _plans.find(key)
+def known_plan(key: tuple[Any, ...]) -> Any:
+    """The plan of a signature that was met before, or what stands in its place; None if it was not."""
+    plan = _plans.get(key) or _plans.find(key)
     if plan is not None:
         _counters["compile_cache_hit"] += 1
     return plan
 
 
+def keep(key: tuple[Any, ...], instead: Any) -> Any:
+    """Puts something in place of the plan of a signature until its plan is made."""
+    with _making:
+        return _plans.keep(key, instead)
+
+
 def find_plan(key: tuple[Any, ...], make: Callable[[], Call]) -> Plan | Unsupported:
     """The plan of a signature, made at its first call."""
     with _making:
-        plan: Plan | Unsupported | None = _plans.find(key)
-        if plan is not None:
+        plan: Any = _plans.find(key)
+        if isinstance(plan, (Plan, Unsupported)):
             return plan
         try:
             call = make()

@@ -23,11 +23,12 @@ from torch_tpu.tensor.transfer import from_host, host_view, to_host
 _warned: set[str] = set()
 
 
-def _policy() -> str:
-    policy = os.environ.get("TORCH_TPU_FALLBACK", "warn")
-    if policy not in ("allow", "warn", "error"):
-        raise ValueError(f"TORCH_TPU_FALLBACK={policy!r}: expected allow, warn or error")
-    return policy
+def policy() -> str:
+    """What `TORCH_TPU_FALLBACK` says."""
+    chosen = os.environ.get("TORCH_TPU_FALLBACK", "warn")
+    if chosen not in ("allow", "warn", "error"):
+        raise ValueError(f"TORCH_TPU_FALLBACK={chosen!r}: expected allow, warn or error")
+    return chosen
 
 
 def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> Any:
@@ -66,14 +67,14 @@ def admit(name: str, reason: str, place: Place) -> None:
     Raises:
         NotImplementedError: where `TORCH_TPU_FALLBACK=error`.
     """
-    policy = _policy()
-    if policy == "error":
+    chosen = policy()
+    if chosen == "error":
         raise NotImplementedError(
             f"{name} can't run on the tpu device (at {places.where(place)}): {reason}. "
             "TORCH_TPU_FALLBACK=error forbids running it on the CPU."
         )
     metrics.note("fallback", name, reason, place)
-    if policy == "warn" and name not in _warned:
+    if chosen == "warn" and name not in _warned:
         _warned.add(name)
         warnings.warn(
             f"{name} runs on the CPU (first at {places.where(place)}): {reason}. "

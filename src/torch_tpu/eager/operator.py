@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from torch_tpu.eager import execute, graph, hooks, mode, simple
+from torch_tpu.eager import execute, graph, hooks, mode, simple, varying
 from torch_tpu.eager.fallback import as_cpu_raises, run_on_cpu
 from torch_tpu.eager.graph import NotReadyError
 from torch_tpu.eager.memory import check_device
 from torch_tpu.eager.overlap import check_overlap
-from torch_tpu.eager.plan import Call
+from torch_tpu.eager.plan import Call, Plan
 from torch_tpu.eager.simple import PLAIN, SHARED, record, run
+from torch_tpu.eager.varying import OnHost
 from torch_tpu.ops import derived
 from torch_tpu.ops.schema import signature
 from torch_tpu.ops.trace import Tracer
@@ -126,16 +127,31 @@ class Operator:
             check_overlap(self.func, args, kwargs)
         key = sig.finish()
         plan = execute.known_plan(key)
-        if plan is None:
-            try:
-                plan = execute.find_plan(key, lambda: self._call(sig, args, kwargs))
-            except Exception as error:
-                raise as_cpu_raises(self.func, args, kwargs, error) from None
+        if plan.__class__ is not Plan:
+            if plan is None or (plan.__class__ is OnHost and plan.is_worth_a_program()):
+                plan = self._new_plan(key, sig, args, kwargs, plan is None)
+            if plan.__class__ is OnHost:
+                return varying.run(self.func, args, kwargs)
+            if isinstance(plan, execute.Unsupported):
+                return run_on_cpu(self.func, args, kwargs, plan.reason)
         if key_of_simple is not None:
             simple.keep(key_of_simple, plan, sig)
-        if isinstance(plan, execute.Unsupported):
-            return run_on_cpu(self.func, args, kwargs, plan.reason)
         return execute.defer(plan, sig, generator) if mode.fused else execute.submit(plan, sig, generator)
+
+    def _new_plan(
+        self, key: tuple[Any, ...], sig: execute.CallSignature, args: tuple[Any, ...], kwargs: dict[str, Any], few: bool
+    ) -> Any:
+        """The plan of a call that has none; if it has had `few` calls, the host may run it instead."""
+        kind = varying.kind_of(self.func, args, kwargs)
+        try:
+            if kind is not None and few and varying.runs_on_host(kind, self.func, args, kwargs):
+                return execute.keep(key, OnHost())
+            plan = execute.find_plan(key, lambda: self._call(sig, args, kwargs))
+        except Exception as error:
+            raise as_cpu_raises(self.func, args, kwargs, error) from None
+        if kind is not None:
+            varying.made(kind)
+        return plan
 
     def _call(self, sig: execute.CallSignature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         taken: dict[str, int] = {}

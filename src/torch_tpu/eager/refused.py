@@ -20,8 +20,8 @@ from torch_tpu.hlo import types
 from torch_tpu.metrics.places import Place
 from torch_tpu.ops.schema import call
 from torch_tpu.runtime.client import Buffer, client
-from torch_tpu.tensor.storage import Geometry
-from torch_tpu.tensor.transfer import from_numpy, upload
+from torch_tpu.tensor.storage import Geometry, Value
+from torch_tpu.tensor.transfer import host_memory, host_tensor, upload
 
 
 def reason(error: Exception) -> str:
@@ -65,12 +65,8 @@ def run_on_cpu(plan: Plan, operands: Sequence[Buffer], numbers: Numbers, place: 
     ]
 
 
-def _view(storage: torch.UntypedStorage, dtype: torch.dtype, offset: int, sizes: Any, strides: Any) -> torch.Tensor:
-    return torch.empty(0, dtype=dtype).set_(storage, offset, sizes, strides)
-
-
 def _whole(storage: torch.UntypedStorage, g: Geometry) -> torch.Tensor:
-    return _view(storage, g.dtype, 0, g.sizes, g.strides)
+    return host_tensor(storage, g.dtype, 0, g.sizes, g.strides)
 
 
 def _inputs(
@@ -80,14 +76,10 @@ def _inputs(
 
     What the program did not take keeps the value it was traced with, or zeros: the operator does not depend on it.
     """
+    values = {i: Value(buffer, recorded.inputs[i].geometry) for i, buffer in zip(plan.bases, operands, strict=True)}
     storages = {
-        i: torch.zeros(spec.nbytes, dtype=torch.uint8).untyped_storage()
-        for i, spec in enumerate(recorded.inputs)
-        if spec.storage == i
+        i: host_memory(values.get(i), spec.nbytes) for i, spec in enumerate(recorded.inputs) if spec.storage == i
     }
-    for i, buffer in zip(plan.bases, operands, strict=True):
-        g = recorded.inputs[i].geometry
-        _whole(storages[i], g).copy_(from_numpy(client().get(buffer), g.dtype))
     given = iter(numbers or ())
     offsets = {i: next(given).offset for i, _ in plan.starts}  # type: ignore[attr-defined]
     data = {**dict(enumerate(recorded.data)), **{i: next(given)[0] for i, _ in plan.data}}
@@ -95,9 +87,9 @@ def _inputs(
     tensors = []
     for i, spec in enumerate(recorded.inputs):
         offset = offsets.get(i, spec.offset)
-        tensor = _view(storages[spec.storage], spec.dtype, offset, spec.sizes, spec.strides)
+        tensor = host_tensor(storages[spec.storage], spec.dtype, offset, spec.sizes, spec.strides)
         tensors.append(tensor.conj() if spec.conj else tensor)
-    scalars = [torch.tensor(hosts.get(i, 0), dtype=dtype) for i, dtype in enumerate(recorded.hosts)]
+    scalars = [torch.tensor(hosts.get(i, 0), dtype=dtype, device="cpu") for i, dtype in enumerate(recorded.hosts)]
     return {"input": tensors, "data": [data[i] for i in range(len(data))], "host": scalars}, storages
 
 
@@ -105,8 +97,8 @@ def _place(tree: Any, returned: Any, storages: dict[int, torch.UntypedStorage]) 
     """Writes what the CPU returned to storages laid out as the plan's results are."""
     if isinstance(tree, Fresh):
         if tree.result not in storages:
-            storages[tree.result] = torch.UntypedStorage(tree.geometry.nbytes)
-        _view(storages[tree.result], tree.dtype, tree.offset, tree.sizes, tree.strides).copy_(returned)
+            storages[tree.result] = host_memory(None, tree.geometry.nbytes)
+        host_tensor(storages[tree.result], tree.dtype, tree.offset, tree.sizes, tree.strides).copy_(returned)
     elif isinstance(tree, (list, tuple)):
         for branch, value in zip(tree, returned, strict=True):
             _place(branch, value, storages)

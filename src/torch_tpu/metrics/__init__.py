@@ -3,7 +3,8 @@
 Counters: `program` (a new one was traced), `compile` (XLA compiled it) or `disk_cache_hit` (it was on disk),
 `trace_seconds`, `compile_seconds`, `disk_cache_seconds` (spent loading), `compile_cache_hit` (this process had it),
 `disk_cache_read_error`, `disk_cache_write_error`, `execute`, `graph_by_operator` (a compiled graph that no program can
-express ran), `graph_cut` (one ran as programs around what none can express), `fallback::<operator>`, `sync::<what>`,
+express ran), `graph_cut` (one ran as programs around what none can express), `fallback::<operator>`,
+`hosted::<operator>` (a small operator that has had many shapes ran on the host for one more), `sync::<what>`,
 `host_to_device_bytes`, `device_to_host_bytes`; in fused mode `fused_program` and `flush::<cause>`. Of compiled graphs:
 `repetition_outlined` (copies of equal parts that became calls of one function), `repetition_left_alone` (graphs whose
 equal parts write to their inputs or return views of them).
@@ -39,8 +40,9 @@ def snapshot() -> dict[str, Any]:
     Keys: `counters`; `recompiles` (programs that were not the first of their operator or graph, the latest first, each
     with `kind`, `name`, `reason`, `line` and `after`, the number of programs that had run before); `graphs` (of
     torch.compile, with their programs; if `layers` is not 0, so many equal layers share one of `parts` programs);
-    `graph_breaks` (where a captured graph ends before its function), `syncs`, `flushes`, `fallbacks` (`what`, `detail`,
-    `line`, `source`, `count`, most frequent first).
+    `graph_breaks` (where a captured graph ends before its function), `syncs`, `flushes`, `fallbacks`, `hosted`
+    (small operators that have had many shapes, run by the host for more), each with `what`, `detail`, `line`, `source`
+    and `count`, most frequent first.
     """
     return {
         "counters": counters(),
@@ -50,6 +52,7 @@ def snapshot() -> dict[str, Any]:
         "syncs": _lines("sync"),
         "flushes": _lines("flush"),
         "fallbacks": _lines("fallback"),
+        "hosted": _lines("hosted"),
     }
 
 

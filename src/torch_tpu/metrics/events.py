@@ -1,4 +1,4 @@
-"""What happened at which line of the user's program: waits for the device, flushes of fused mode, CPU fallbacks."""
+"""What happened at which line of the user's program: waits for the device, flushes of fused mode, what the CPU ran."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def note(kind: str, what: str, detail: str = "", place: Place = None) -> None:
     """Counts an event as `<kind>::<what>`, and at a place of the user's program.
 
     Args:
-        kind: "sync", "flush" or "fallback".
+        kind: "sync", "flush", "fallback" or "hosted".
         place: the one that is running now if not given.
     """
     counts.counters[f"{kind}::{what}"] += 1

@@ -27,6 +27,7 @@ def _report(snapshot: Mapping[str, Any], most: int) -> Iterator[str]:
     yield from _lines("waits for the device (sync points)", snapshot["syncs"], most)
     yield from _lines("flushes of fused eager", snapshot["flushes"], most)
     yield from _lines("operators on the CPU (fallbacks)", snapshot["fallbacks"], most)
+    yield from _lines("small operators of many shapes, on the CPU", snapshot["hosted"], most)
 
 
 def _recompiles(made: Entries, most: int) -> Iterator[str]:

@@ -65,7 +65,7 @@ def _progression(start: ArrayLike, step: ArrayLike, out: Spec) -> Array:
 
 # What the kernels in `eager.creation` run: of `arange`'s numbers only the length is part of the program.
 _library = torch.library.Library("tpu", "FRAGMENT")
-_library.define("range(int length, Scalar start, Scalar step, *, ScalarType dtype) -> Tensor")
+_library.define("range(SymInt length, Scalar start, Scalar step, *, ScalarType dtype) -> Tensor")
 
 
 @lower("tpu::range", wide=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch_tpu.hlo import types
 from torch_tpu.hlo.strided import contiguous_strides, is_dense
 from torch_tpu.runtime.client import Buffer, NoContents, client, client_errors
 from torch_tpu.tensor.errors import translate, user_line
-from torch_tpu.tensor.storage import Geometry, Value, geometry, new_tensor, value_of
+from torch_tpu.tensor.storage import Content, Geometry, Value, geometry, new_tensor, value_of
 
 # numpy has no dtype for these; their bits travel as an integer of the same width.
 _AS_INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -116,6 +116,23 @@ def host_view(tensor: torch.Tensor, why: str = "copy to the host") -> torch.Tens
         elements = elements.permute(order).contiguous()
     flat = elements.reshape(-1).view(tensor.dtype)
     return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def host_memory(value: Content | None, nbytes: int) -> torch.UntypedStorage:
+    """A host storage that begins with the bytes of a value, waiting for it; what nobody wrote is zero."""
+    memory = torch.zeros(nbytes, dtype=torch.uint8, device="cpu").untyped_storage()
+    if value is not None and value.array is not None:
+        metrics.count("device_to_host_bytes", value.nbytes)
+        contents = from_numpy(_contents(value.array), value.dtype)
+        host_tensor(memory, value.dtype, 0, value.sizes, value.strides).copy_(contents)
+    return memory
+
+
+def host_tensor(
+    memory: torch.UntypedStorage, dtype: torch.dtype, offset: int, sizes: Sequence[int], strides: Sequence[int]
+) -> torch.Tensor:
+    """A host tensor over a place in a host storage."""
+    return torch.empty(0, dtype=dtype, device="cpu").set_(memory, offset, tuple(sizes), tuple(strides))
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
