@@ -154,25 +154,6 @@ def test_copies_draw_different_random_numbers_the_same_as_eager() -> None:
     torch.testing.assert_close(results[1], results[0], rtol=1e-3, atol=1e-4)
 
 
-def test_parts_that_write_are_left_alone() -> None:
-    class Normalised(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm, self.linear = nn.BatchNorm1d(4), nn.Linear(4, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + torch.tanh(F.gelu(self.linear(torch.sin(self.norm(x)))) * 2)
-
-    torch.manual_seed(0)
-    host = nn.Sequential(*(Normalised() for _ in range(5)))
-    device, x = copy.deepcopy(host).to("tpu"), torch.randn(6, 4)
-    before = metrics.counters().get("repetition_left_alone", 0)
-    torch.testing.assert_close(torch.compile(device)(x.to("tpu")).cpu(), host(x), rtol=1e-4, atol=1e-5)
-    assert metrics.counters().get("repetition_left_alone", 0) == before + 1
-    for (name, p), q in zip(host.named_buffers(), device.buffers(), strict=True):
-        torch.testing.assert_close(q.cpu(), p, msg=name)
-
-
 def test_autocast_on_the_way_is_respected() -> None:
     torch.manual_seed(0)
     model, ids = Model(4).to("tpu"), torch.zeros(2, 4, dtype=torch.long, device="tpu")

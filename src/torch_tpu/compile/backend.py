@@ -15,7 +15,7 @@ from torch_tpu.compile.buckets import rules
 from torch_tpu.compile.buckets.policy import Policy
 from torch_tpu.compile.buckets.program import BucketedProgram, Family
 from torch_tpu.compile.graph import GraphProgram
-from torch_tpu.compile.recompute import delay_recomputation
+from torch_tpu.compile.recompute import delay_recomputation, one_by_one, partition
 from torch_tpu.metrics import programs
 
 MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -46,7 +46,6 @@ def compile_graph(
         # What a break leaves of a function may be the host's alone.
         return graph.forward
     _log_break(graph)
-    from functorch.compile import min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.aot_autograd import SerializableAOTDispatchCompiler
 
@@ -77,7 +76,11 @@ def compile_graph(
             arguments = lowered, f"{title}{part}", part == BACKWARD
             if policy is not None:
                 return CompiledGraph(BucketedProgram(*arguments, policy, family), part)
-            return CompiledGraph(Layers(*arguments[:2]) if are_worth_it(lowered) else GraphProgram(*arguments), part)
+            if are_worth_it(lowered):
+                return CompiledGraph(Layers(*arguments[:2]), part)
+            regions.inline_writing(lowered)
+            one_by_one(lowered, regions.recomputing_calls(lowered))
+            return CompiledGraph(GraphProgram(*arguments), part)
 
         return SerializableAOTDispatchCompiler(CompiledGraph, compile_part)
 
@@ -87,7 +90,7 @@ def compile_graph(
             bw_compiler=compiler(BACKWARD),
             inference_compiler=compiler(""),
             decompositions=None if policy is None else rules.decompositions(),
-            partition_fn=min_cut_rematerialization_partition,
+            partition_fn=partition,
             keep_inference_input_mutations=True,
             pre_grad_passes=outline,
             compile_region_name=title,

@@ -11,7 +11,8 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from torch.fx import GraphModule, Node
+import torch
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from torch_tpu.compile import regions, stored_graph
@@ -28,6 +29,8 @@ Run = Callable[..., Sequence[Any]]
 LEAST_LAYERS = 8
 # A launch takes the host some 0.1 ms for a layer's tensors; it does so while the layer before runs, if that takes long.
 LEAST_SECONDS = 5e-4
+
+_WRITE: Any = torch.ops.aten.copy_.default
 
 
 class Stage:
@@ -122,7 +125,7 @@ def _parts(graph: GraphModule) -> list[list[Node]]:
     for node in graph.graph.nodes:
         if node.op != "call_function":
             continue
-        whose = owner(node)
+        whose = _writer(node) or owner(node)
         if whose is not node:
             of[whose].append(node)
             continue
@@ -135,6 +138,21 @@ def _parts(graph: GraphModule) -> list[list[Node]]:
 
 def _is_layer(node: Node) -> bool:
     return regions.is_call(node)
+
+
+def _writer(node: Node) -> Node | None:
+    """The layer that computes what a node writes to an argument, if it can as well write it itself.
+
+    It can where nothing else reads the argument, which has its new value earlier then.
+    """
+    if node.target is not _WRITE or node.users:
+        return None
+    written, value = cast("list[Node]", node.args[:2])
+    layer = owner(value)
+    is_apart = written.op == "placeholder" and all(n in (layer, node) or n.op == "output" for n in written.users)
+    if not is_apart or layer is value or not _is_layer(layer) or layer.args.count(written) != 1:
+        return None
+    return layer
 
 
 def _called(graph: GraphModule, layer: Node) -> GraphModule:
@@ -150,10 +168,17 @@ def _name(part: list[Node], parts: list[list[Node]]) -> str:
 def _stage(graph: GraphModule, part: list[Node], title: str, identity: str, made: dict[Any, Run]) -> Stage:
     """The stage of a part, which runs the program in `made` if there is one that does the same."""
     if _is_layer(part[0]):
-        layer, *picks = part
-        module, inputs = _called(graph, layer), cast("list[Node]", layer.args[2:])
-        key: Any = module
-        results = [(cast("int", pick.args[1]), pick) for pick in picks]
+        layer, *rest = part
+        called, inputs = _called(graph, layer), cast("list[Node]", layer.args[2:])
+        writes = [n for n in rest if n.target is _WRITE]
+        picks = [n for n in rest if n.target is not _WRITE and not set(writes).issuperset(n.users)]
+        place = {n: cast("int", n.args[1]) for n in rest if n.target is not _WRITE}
+        pairs = (cast("list[Node]", n.args[:2]) for n in writes)
+        written = tuple((inputs.index(argument), place[value]) for argument, value in pairs)
+        returned = tuple(place[n] for n in picks)
+        key: Any = called, written, returned
+        module = _writing(called, written, returned) if key not in made else called
+        results = list(enumerate(picks))
     else:
         inside = set(part)
         piece = Piece(graph, part, [n for n in part if not inside.issuperset(n.users)])
@@ -162,6 +187,23 @@ def _stage(graph: GraphModule, part: list[Node], title: str, identity: str, made
     if key not in made:
         made[key] = GraphProgram(module, title, True, f"{identity}, program {len(made)}" if identity else "")
     return Stage(made[key], inputs, results)
+
+
+def _writing(module: GraphModule, written: Sequence[tuple[int, int]], returned: Sequence[int]) -> GraphModule:
+    """A layer that writes some of its outputs to arguments.
+
+    Args:
+        written: places of an argument and of the output that it is to hold.
+        returned: places of the outputs that are results.
+    """
+    copy = Graph()
+    known: dict[Node, Node] = {}
+    outputs: Any = copy.graph_copy(module.graph, known)
+    arguments = copy.find_nodes(op="placeholder")
+    for place, output in written:
+        copy.call_function(_WRITE, (arguments[place], outputs[output])).meta = dict(arguments[place].meta)
+    copy.output(tuple(outputs[i] for i in returned))
+    return GraphModule(module, copy)
 
 
 def _code(nodes: Sequence[Node], results: Sequence[Node]) -> tuple[Any, ...]:

@@ -5,14 +5,41 @@ Without that a backward graph may compute all of them first, and hold all activa
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._prims.rng_prims import run_and_save_rng_state
 from torch.fx import GraphModule, Node
 from torch.fx.passes.tools_common import stable_topological_sort
+from torch.utils._pytree import tree_leaves
 
-from torch_tpu.ops.checkpoint import after
+from torch_tpu.ops.checkpoint import RANDOM_STATE_BYTES, after
+
+
+def partition(joint: GraphModule, *args: Any, **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+    """PyTorch's min-cut partitioner; the random states that checkpointing saves are on the device, where programs have
+    them: PyTorch takes those of a device it does not know for the host's.
+    """
+    forward, backward = min_cut_rematerialization_partition(joint, *args, **kwargs)
+    saved = [n for n in forward.graph.find_nodes(op="call_function", target=operator.getitem) if _is_state(n)]
+    taken = [n for n in backward.graph.find_nodes(op="placeholder") if n.name.startswith("rng_state_output")]
+    for pair in zip(saved, taken, strict=True):
+        (drawn,) = (n for n in pair[0].all_input_nodes[0].users if n is not pair[0])
+        value = next(v for v in tree_leaves(drawn.meta["val"]) if isinstance(v, torch.Tensor))
+        if value.device.type == "tpu":
+            for node in pair:
+                node.meta["val"] = value.new_empty(RANDOM_STATE_BYTES, dtype=torch.uint8)
+    return forward, backward
+
+
+def _is_state(node: Node) -> bool:
+    source, place = node.args
+    target: object = source.target if isinstance(source, Node) else None
+    return target is run_and_save_rng_state and isinstance(place, int) and not place
 
 
 def delay_recomputation(graph: GraphModule) -> None:
@@ -46,6 +73,26 @@ def delay_recomputation(graph: GraphModule) -> None:
     if regions:
         stable_topological_sort(graph)
         graph.recompile()
+
+
+def one_by_one(graph: GraphModule, calls: Sequence[tuple[Node, int]]) -> None:
+    """Lets each call of a function that computes again wait for all results of the call before: its gradients are gates
+    of what it computes again.
+
+    Args:
+        calls: with each how many of its last arguments are gradients.
+    """
+    previous: list[Node] = []
+    for call, gradients in calls:
+        own = call.all_input_nodes
+        gates = [n for n in previous if n not in own and _is_floating(n)]
+        for gradient in own[-gradients:] if gates else ():
+            with graph.graph.inserting_before(call):
+                waiting = graph.graph.call_function(after, (gradient, gates))
+            waiting.meta = dict(gradient.meta)
+            call.replace_input_with(gradient, waiting)
+        previous = list(call.users)
+    graph.recompile()
 
 
 def _regions(nodes: Iterable[Node], gradients: set[Node]) -> Iterable[list[Node]]:

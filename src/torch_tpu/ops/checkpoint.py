@@ -20,6 +20,7 @@ from torch_tpu.ops.registry import lower_higher_order
 from torch_tpu.ops.subgraph import tensor
 from torch_tpu.ops.trace import Tracer
 
+RANDOM_STATE_BYTES = 16
 # `Rng` counts in blocks of four words, the offset in words.
 _WORDS = (1, 4)
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -55,7 +56,7 @@ def lower_after(tracer: Tracer, value: torch.Tensor, gates: Sequence[torch.Tenso
 @lower_higher_order("run_and_save_rng_state")
 def run_and_save_rng_state(tracer: Tracer, operator: OpOverload, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
     state = tracer.rng().position() * hlo.constant(_WORDS, torch.uint64)
-    saved = tensor(tracer, hlo.reshape(hlo.bitcast(state, torch.uint8), (16,)))
+    saved = tensor(tracer, hlo.reshape(hlo.bitcast(state, torch.uint8), (RANDOM_STATE_BYTES,)))
     with tracer:
         return saved, operator(*args, **kwargs)
 

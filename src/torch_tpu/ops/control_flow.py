@@ -31,9 +31,7 @@ _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
 def invoke_subgraph(tracer: Tracer, graph: GraphModule, identifier: str, *operands: Any) -> tuple[Any, ...]:
     """One function, however often the graph is called."""
     callee = subgraph.trace(tracer, graph, operands)
-    arrays = callee.call(
-        subgraph.inputs(tracer, operands), callee.captures(tracer), _random_state(tracer, callee.draws)
-    )
+    arrays = callee.call(subgraph.inputs(tracer, operands), callee.captures(tracer), _random_state(tracer, [callee]))
     _state_checks(tracer, [callee], arrays[callee.dynamic :])
     return callee.results(tracer, arrays)
 
@@ -48,12 +46,16 @@ def inline(tracer: Tracer, *args: Any, **kwargs: Any) -> Any:
     return GraphTracer(tracer, args[place]).run(*operands)
 
 
-def _random_state(tracer: Tracer, draws: int) -> Array | None:
-    """The state from which a function draws so many words, which the program then passes over."""
-    if not draws:
+def _random_state(tracer: Tracer, callees: Sequence[Subgraph], runs: int = 1) -> Array | None:
+    """The state from which functions, one of which runs so often, draw the words that the program then passes over.
+
+    None if none reads it; one that saves it for a checkpoint may draw nothing.
+    """
+    draws = callees[0].draws
+    if not draws and not any(callee.function.used[-1] for callee in callees):
         return None
     state = tracer.rng().position()
-    tracer.rng().skip(draws)
+    tracer.rng().skip(draws * runs)
     return state
 
 
@@ -71,7 +73,7 @@ def cond(
     if draws != branches[1].draws:
         raise NoLowering("cond whose branches draw different amounts of random numbers")
     outputs = [_common(a, b) for a, b in zip(branches[0].outputs, branches[1].outputs, strict=True)]
-    inputs, state = subgraph.inputs(tracer, operands), _random_state(tracer, draws)
+    inputs, state = subgraph.inputs(tracer, operands), _random_state(tracer, branches)
     captures = [branch.captures(tracer) for branch in branches]
 
     def run(taken: int) -> list[Array]:
@@ -236,7 +238,7 @@ def _stacking_loop(
     rows = [_row(tracer, x) for x in xs]
     step = subgraph.trace(tracer, graph, [*carry.arguments, *rows, *additional])
     given, extra, captures = [tracer.read(x) for x in xs], subgraph.inputs(tracer, additional), step.captures(tracer)
-    state = _random_state(tracer, step.draws * length)
+    state = _random_state(tracer, [step], length)
     own, others = step.outputs[: len(carry.outputs)], step.outputs[len(carry.outputs) :]
     own_dynamic = sum(not o.is_static for o in own)
     stacked = carry.outputs if stacks_carry else [o for o in others if not o.is_static]
