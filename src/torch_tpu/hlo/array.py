@@ -455,6 +455,7 @@ def _unary(name: str, dialect: Any = stablehlo, *, real: bool = False) -> Callab
 
 negate = _unary("negate")
 not_ = _unary("not_")
+count_leading_zeros = _unary("count_leading_zeros")
 sign = _unary("sign")
 floor = _unary("floor", real=True)
 ceil = _unary("ceil", real=True)

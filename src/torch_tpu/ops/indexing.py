@@ -15,6 +15,7 @@ from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
 from torch_tpu.hlo.structured import Combine
 from torch_tpu.ops.promotion import compute_dtype
+from torch_tpu.ops.reduction import least_and_greatest
 from torch_tpu.ops.registry import Check, Spec, lower
 
 OUT_OF_BOUNDS = "index {{}} is out of bounds for dimension {dim} with size {size}"
@@ -37,8 +38,7 @@ def check_bounds(
     if not index.size:
         return
     index = wide_index(index)
-    every = range(index.ndim)
-    least, greatest = structured.reduce_min(index, every), structured.reduce_max(index, every)
+    least, greatest = least_and_greatest(index)
     check((least >= low) & (greatest < size), message, error, hlo.select(least < low, least, greatest))
 
 

@@ -13,6 +13,7 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import module, structured
 from torch_tpu.hlo.array import Array
+from torch_tpu.ops import reduction
 from torch_tpu.ops.indexing import added, read, region, replaced
 from torch_tpu.ops.reduction import index_dtype
 from torch_tpu.ops.registry import Check, lower
@@ -112,7 +113,7 @@ def unique_padded(x: Array, sort: bool, inverse: bool, counts: bool) -> tuple[Ar
     """Distinct elements, or those that differ from the one before if not `sort`. Every NaN is one of its own."""
     shape, x = x.shape, hlo.reshape(x, [-1])
     if sort and x.size >= _COUNTED_FROM and x.dtype in _PLAIN_INTEGERS and module.target().platform == "cpu":
-        least, greatest = structured.reduce_min(x, [0]), structured.reduce_max(x, [0])
+        least, greatest = reduction.least_and_greatest(x)
         narrow = (greatest - least >= 0) & (greatest - least < x.size)
         results = [(x.shape, x.dtype), *[(x.shape, torch.int64)] * 2, ((), index_dtype(x.size))]
         values, run, length, number = structured.conditional(
@@ -178,7 +179,7 @@ def _order_of_rows(rows: Array) -> Array:
 @lower("tpu::least_and_greatest")
 def least_and_greatest(x: Array) -> Array:
     x = hlo.convert(x, torch.int64)
-    return hlo.stack([structured.reduce_min(x, [0]), structured.reduce_max(x, [0])], 0)
+    return hlo.stack(reduction.least_and_greatest(x), 0)
 
 
 @lower("tpu::least_and_sum")

@@ -12,7 +12,7 @@ from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array, ArrayLike
 from torch_tpu.ops.indexing import added, elements, read, region
 from torch_tpu.ops.promotion import compute_dtype
-from torch_tpu.ops.reduction import index_dtype
+from torch_tpu.ops.reduction import index_dtype, least_and_greatest
 from torch_tpu.ops.registry import Check, Spec, lower
 from torch_tpu.ops.sorting import sort
 
@@ -102,7 +102,7 @@ def count_in_bins(bins: int, positions: Array, weights: Array | None, dtype: tor
 def _data_range(x: Array) -> tuple[Array, Array]:
     if not x.size:
         return hlo.constant(0, x.dtype), hlo.constant(1, x.dtype)
-    return structured.reduce_min(x, range(x.ndim)), structured.reduce_max(x, range(x.ndim))
+    return least_and_greatest(x)
 
 
 def _check_finite(low: Array, high: Array, name: str, check: Check) -> None:
