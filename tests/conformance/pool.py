@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
@@ -42,6 +43,9 @@ def _work(connection: Connection, job: Job[Any]) -> None:
 
     import torch
 
+    from torch_tpu.eager import varying
+
+    varying.MOST_SHAPES = sys.maxsize  # each shape is to have its program
     torch.set_num_threads(1)
     connection.send(None)
     while (entry := connection.recv()) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterable
 from unittest import mock
 
@@ -12,6 +13,7 @@ import torch
 
 from tests.conformance import check, known
 from tests.conformance.database import Entry, entries
+from torch_tpu.eager import varying
 
 # What most programs do with an operator; other checks and dtypes take turns in test_rotating_slice.py.
 EVERYDAY = ("forward", "gradient", "inplace", "step", "state_dict")
@@ -45,7 +47,10 @@ def assert_conforms(
     entry: Entry, *, samples: int, checks: Iterable[str] = EVERYDAY, mode: str = "strict", note: str = ""
 ) -> None:
     """No difference from the CPU, and nothing computed there, but what `conformance.known` lists."""
-    with mock.patch.dict(os.environ, TORCH_TPU_FALLBACK="allow"):
+    with (
+        mock.patch.dict(os.environ, TORCH_TPU_FALLBACK="allow"),
+        mock.patch.object(varying, "MOST_SHAPES", sys.maxsize),  # each shape is to have its program
+    ):
         outcome = check.run(entry, samples=samples, checks=checks, mode=mode)
     found = [
         f"{entry}, {f.check}: {f.kind}\n  sample: {f.sample}\n  {f.message}"
