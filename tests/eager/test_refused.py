@@ -140,6 +140,16 @@ def test_random_numbers_of_the_others_stay():
     assert draw(True) == pytest.approx(draw(False), rel=1e-5)
 
 
+def test_under_another_default_device():
+    """What the CPU is to compute on is made on the host, whatever the user's default is."""
+    x = torch.linspace(0.1, 2, 7)
+    on_device = x.to("tpu")
+    with torch.device("tpu"):
+        y = on_device[2:].asinh()
+        torch.tpu.synchronize()
+    torch.testing.assert_close(y.cpu(), x[2:].asinh())
+
+
 def test_memory_is_reused_all_the_same():
     x = torch.ones(1000, device="tpu")
     torch.tpu.synchronize()

@@ -400,6 +400,8 @@ def _compile(nodes: Sequence[Node], outputs: Sequence[int], donations: Donations
         options={**options_for(operations), **LEAST_MEMORY} if client().is_host_memory else None,
         custom_calls=set().union(*(node.plan.custom_calls for node in nodes)),
     )
+    for node in nodes:
+        node.plan.call = None  # the compiler has code for it
     metrics.count("fused_program")
     programs.fused([n.plan.number for n in nodes], [n.plan.name for n in nodes], len(outputs))
     return Compiled(executable, tuple(sizes), None if all(used) else tuple(used))
