@@ -24,7 +24,7 @@ Function = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.compiler.reset()
     metrics.reset()
     # Padding as hostile as can be: NaN spreads through sums and products, such an index is nowhere in bounds.
@@ -152,6 +152,16 @@ def parts(x: Any, table: Any) -> Any:
         x.split([2, 4], 1)[1].sum(0),
         x.chunk(2, -1)[1].mean(0),
     )
+
+
+@group(lambda n: floats(n, 6), lambda n: floats(n + 1, 6))
+def writes(x: Any, y: Any) -> Any:
+    behind, row, last = (y.clone() for _ in range(3))
+    behind[1:] = x
+    row[:, 2] = x.sum(0).mean()
+    last[-3:-1] = x[:2]
+    last[-1] = x[-1]
+    return behind.cumsum(0), row, last
 
 
 @group(lambda n: floats(n, 6), lambda n: floats(n + 2, 6))
@@ -390,6 +400,37 @@ def test_what_is_not_sound_has_a_program_for_each_shape() -> None:
     assert programs() == [len(SIZES)]
     assert unpadded() == "aten.sort.default: along a padded dimension"
     assert "has a program for each shape: aten.sort.default: along a padded dimension" in metrics.report(10**6)
+
+
+def test_numbers_on_the_host() -> None:
+    def scaled(x: torch.Tensor, scale: torch.Tensor, power: float) -> tuple[torch.Tensor, torch.Tensor]:
+        factor = scale.double() * power
+        # Backward needs the factor again; it is a result, too.
+        return (x * factor.float() + x.shape[0] * scale).exp().sum(0), factor
+
+    compiled = bucketed(scaled)
+    for size, power in zip(SIZES, (0.25, 0.5, 0.125), strict=True):
+        x = floats(size, 3).requires_grad_()
+        given = x.detach().to("tpu").requires_grad_()
+        scale = torch.tensor(0.05 * size)
+        (want, factor), (got, own) = scaled(x, scale, power), compiled(given, scale, power)
+        assert_same(got, want, rtol=1e-4, atol=1e-5)
+        assert own.device.type == "cpu"
+        assert own == factor
+        want.sum().backward()
+        got.sum().backward()
+        torch.testing.assert_close(given.grad.cpu(), x.grad)
+    assert not unpadded()
+    assert max(programs()) == len(SIZES)
+
+
+def test_tensors_on_the_host() -> None:
+    compiled = bucketed(lambda x, y: (x * y.to("tpu", non_blocking=True)).sum(0))
+    for size in SIZES:
+        x, y = floats(size, 3), floats(size, 3)
+        assert_same(compiled(x.to("tpu"), y), (x * y).sum(0), rtol=1e-5, atol=1e-5)
+    assert not unpadded()
+    assert programs() == [len(SIZES)]
 
 
 def test_an_index_beyond_the_true_size_raises() -> None:

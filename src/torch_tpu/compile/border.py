@@ -35,11 +35,6 @@ class Border:
     def __bool__(self) -> bool:
         return bool(self._entering or self._leaving)
 
-    @property
-    def copies(self) -> bool:
-        """Whether tensors are copied, not only handed through."""
-        return bool(self._entering) or any(argument is None for _, argument in self._leaving)
-
     def enter(self, args: Sequence[Any]) -> list[Any]:
         """The arguments with those of the host on the device."""
         entered = list(args)

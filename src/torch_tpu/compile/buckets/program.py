@@ -76,8 +76,8 @@ class BucketedProgram:
 
     def _refusal(self) -> str:
         """Why no program can be padded, as far as the graph alone shows it."""
-        if self.exact.border.refused or self.exact.border.copies:
-            return "it has tensors on the host"
+        if self.exact.border.refused:
+            return self.exact.border.refused
         if self._symbols.unbound:
             return f"its sizes {', '.join(self._symbols.unbound)} depend on data"
         return ""
@@ -88,9 +88,10 @@ class BucketedProgram:
             fixed = self._family.fixed(true)
             if not fixed.keys() >= set(self._symbols.of_sizes):
                 padded = None if self._refused else self._padded(true, fixed)
-                returned = None if padded is None else self._run(args, true, padded, fixed)
+                border = self.exact.border
+                returned = None if padded is None else self._run(border.enter(args), true, padded, fixed)
                 if returned is not None:
-                    return returned
+                    return border.leave(returned, args)
                 if self._refused:
                     programs.specialised(self.title, self._refused)
         return self.exact(*args)

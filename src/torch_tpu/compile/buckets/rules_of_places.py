@@ -141,9 +141,7 @@ def part_backward(ctx: PaddedTracer, node: Node, values: list[Any]) -> torch.Ten
     shape = _shape(ctx, node)
     dim %= len(shape)
     if node.target is aten.select_backward.default:
-        layout = layout_of(grad)
-        row = ctx.call(aten.unsqueeze.default, [grad, dim])
-        grad = ctx.place(row, (*layout[:dim], (1,), *layout[dim:]))
+        grad = _row(ctx, grad, dim)
     elif values[5] != 1:
         raise Unsound("with steps")
     layout = replaced(layout_of(grad), dim, (shape[dim],))
@@ -153,6 +151,33 @@ def part_backward(ctx: PaddedTracer, node: Node, values: list[Any]) -> torch.Ten
         raise Unsound("of a merged dimension")
     grad = ctx.filled(grad, 0, [dim])
     return _at(ctx, [grad], layout, dim, [ctx.start(start, layout[dim])])
+
+
+def _row(ctx: PaddedTracer, t: torch.Tensor, dim: int) -> torch.Tensor:
+    """`t` with a dimension of 1."""
+    layout = layout_of(t)
+    return ctx.place(ctx.call(aten.unsqueeze.default, [t, dim]), (*layout[:dim], (1,), *layout[dim:]))
+
+
+@rule("slice_scatter", "select_scatter")
+def part_scatter(ctx: PaddedTracer, node: Node, values: list[Any]) -> torch.Tensor:
+    """Only the true elements of what is written are."""
+    x, part, dim, start = values[:4]
+    dim %= x.dim()
+    if node.target is aten.select_scatter.default:
+        part = _row(ctx, part, dim)
+    elif values[5] != 1:
+        raise Unsound("with steps")
+    layout, own = layout_of(x), layout_of(part)
+    if replaced(layout, dim, (1,)) != replaced(own, dim, (1,)):
+        raise Unsound(f"of {layouts.describe(own)} into {layouts.describe(layout)}")
+    if max(len(layout[dim]), len(own[dim])) > 1:
+        raise Unsound("of a merged dimension")
+    first = ctx.start(start, layout[dim])
+    written = ctx.tracer.read(_at(ctx, [part], layout, dim, [first]))
+    place = hlo.iota([x.shape[dim] if d == dim else 1 for d in range(x.dim())], dim, torch.int64)
+    inside = (place >= first) & (place < ctx.sizes.true(layouts.size_of(own[dim])) + first)
+    return ctx.made(hlo.select(inside, written, ctx.tracer.read(x)), layout)
 
 
 def _at(
