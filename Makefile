@@ -19,7 +19,7 @@ test: $(READY)
 
 # Tiny models of all families in tests/compile/families.py, compiled; `make test` takes a few of them.
 families: $(READY)
-	$(BIN)/python -m pytest -q -n logical --maxprocesses 4 -m '' tests/compile/test_models.py tests/compile/test_padded_families.py
+	$(BIN)/python -m pytest -q -n logical --maxprocesses 4 -m '' tests/compile/test_models.py tests/compile/test_padded_families.py tests/compile/test_generate.py
 
 # Continues where it stopped. Options: make conformance OPTIONS="--ops '^linalg' --dtypes float32 --samples 3"
 # The random programs run whether or not the database found differences.

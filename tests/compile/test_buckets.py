@@ -382,11 +382,13 @@ def test_generate_with_a_growing_cache() -> None:
     host.generation_config.eos_token_id = None
     device = copy.deepcopy(host).to("tpu")
     device.forward = bucketed(device.forward)
-    prompt = inputs["input_ids"][:, :5]
-    want = host.generate(prompt, max_new_tokens=12, do_sample=False)
-    got = device.generate(prompt.to("tpu"), max_new_tokens=12, do_sample=False)
-    assert got.tolist() == want.tolist()
-    assert programs() == [1, 3]  # the prompt; the first length, 8 and 16
+    for length, tokens in ((5, 12), (9, 3), (7, 3), (4, 3)):
+        prompt = inputs["input_ids"][:, :length]
+        want = host.generate(prompt, max_new_tokens=tokens, do_sample=False)
+        got = device.generate(prompt.to("tpu"), max_new_tokens=tokens, do_sample=False)
+        assert got.tolist() == want.tolist()
+    # Prompts and steps: the first length, 8 and 16 of each.
+    assert programs() == [3, 3]
 
 
 def test_what_is_not_sound_has_a_program_for_each_shape() -> None:

@@ -25,8 +25,8 @@ def _fresh() -> Iterator[None]:
     torch.compiler.reset()
 
 
-def _pair() -> tuple[Any, Any, torch.Tensor]:
-    model, inputs = build(FAMILIES["llama"])
+def _pair(name: str = "llama") -> tuple[Any, Any, torch.Tensor]:
+    model, inputs = build(FAMILIES[name])
     model.generation_config.eos_token_id = None
     return model, copy.deepcopy(model).to("tpu"), inputs["input_ids"][:, :5]
 
@@ -36,8 +36,11 @@ def _programs_of_graphs() -> list[int]:
     return [len(graph["programs"]) for graph in metrics.snapshot()["graphs"] if graph["programs"]]
 
 
-def test_a_static_cache_needs_one_program_for_all_tokens() -> None:
-    model, device, prompt = _pair()
+@pytest.mark.parametrize(
+    "name", ["llama", *(pytest.param(name, marks=pytest.mark.rare) for name in ("gemma", "qwen2", "gpt2"))]
+)
+def test_a_static_cache_needs_one_program_for_all_tokens(name: str) -> None:
+    model, device, prompt = _pair(name)
     want = model.generate(prompt, max_new_tokens=TOKENS, do_sample=False)
     with no_fallback():
         for _ in range(2):
@@ -48,6 +51,21 @@ def test_a_static_cache_needs_one_program_for_all_tokens() -> None:
             # The prompt runs eagerly; each token after the first one runs the graph.
             assert _programs_of_graphs() == [1]
     assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def test_a_static_cache_of_one_length_needs_one_program_for_prompts_of_any() -> None:
+    transformers = pytest.importorskip("transformers")
+    model, device, prompt = _pair()
+    for length in (5, 3, 4):
+        want = model.generate(prompt[:, :length], max_new_tokens=4, do_sample=False)
+        got = device.generate(
+            prompt[:, :length].to("tpu"),
+            max_new_tokens=4,
+            do_sample=False,
+            past_key_values=transformers.StaticCache(config=device.config, max_cache_len=16),
+        )
+        assert got.tolist() == want.tolist()
+    assert _programs_of_graphs() == [1]
 
 
 def test_sampled_tokens_are_those_of_eager() -> None:
