@@ -453,3 +453,19 @@ def test_sine_of_many_numbers(function: Any, dtype: torch.dtype) -> None:
     x[:8] = torch.tensor([0.0, -0.0, math.pi, -math.pi / 2, math.nan, 1e-30, 355.0, 710.0])
     check(function, x)
     check(function, torch.cat([x, torch.tensor([math.inf, -math.inf, 1.5e6, 3e38, -1e30], dtype=dtype)]))
+
+
+def test_bfloat16_results_of_large_programs_are_rounded_to_nearest_even() -> None:
+    """All bit patterns of bfloat16, each with another: ties, overflow, infinities, NaN, signed zeros."""
+    x = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.bfloat16)
+    y = x[torch.randperm(x.numel())]
+    got, want = (x.to("tpu") * y.to("tpu")).cpu(), x * y
+    assert torch.equal(got.isnan(), want.isnan())
+    # XLA:CPU flushes denormal numbers to zero, in operands too.
+    least = torch.finfo(torch.bfloat16).tiny
+    normal = ~want.isnan() & (want.abs() > least) & (x.abs() >= least) & (y.abs() >= least)
+    assert normal.sum() > 30_000
+    assert torch.equal(got[normal].view(torch.int16), want[normal].view(torch.int16))
+    near = x[(x > 1) & (x < 2)].repeat(100)
+    got, want = (near.to("tpu") + near.flip(0).to("tpu")).cpu(), near + near.flip(0)
+    assert torch.equal(got, want)
