@@ -101,13 +101,15 @@ def enabled_for(graph: GraphModule, storable: bool) -> Iterator[None]:
         storable: its programs can be stored; those that pad sizes need PyTorch's symbols for them.
 
     It does not where programs are kept nowhere, or bear lines of the user's script, or where an operator is the user's,
-    whose derivative may have been written anew.
+    whose derivative may have been written anew. Nor where an input is a changing float: an entry may hold for one value
+    alone, and PyTorch compares only integers with those that it was made for.
     """
     usable = (
         storable
         and client().disk_cache is not None
         and not client().names_operators
         and resolve_pre_grad_pass_timing() == "late"
+        and not _has_changing_float(graph)
         and not any(_is_foreign(n.target) for g in graph.modules() if isinstance(g, GraphModule) for n in g.graph.nodes)
     )
     # An attribute of the graph is part of its name in the cache.
@@ -130,6 +132,12 @@ def _is_foreign(target: Any) -> bool:
     if isinstance(target, OpOverloadPacket):
         return target._qualified_op_name.partition("::")[0] not in NAMESPACES
     return isinstance(target, OpOverload) and target.namespace not in NAMESPACES
+
+
+def _has_changing_float(graph: GraphModule) -> bool:
+    """Whether a float that changes from call to call is an input, as a tensor of which Dynamo knows the number."""
+    values = (n.meta.get("example_value") for n in graph.graph.find_nodes(op="placeholder"))
+    return any(isinstance(getattr(value, "item_memo", None), torch.SymFloat) for value in values)
 
 
 def _attention_settings() -> tuple[bool, ...]:

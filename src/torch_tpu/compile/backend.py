@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from torch_tpu.compile import changing_floats
 from torch_tpu.compile.buckets import rules
 from torch_tpu.compile.buckets.policy import Policy
 from torch_tpu.compile.buckets.program import BucketedProgram, Family
@@ -89,7 +90,7 @@ def compile_graph(
             fw_compiler=compiler(", forward"),
             bw_compiler=compiler(BACKWARD),
             inference_compiler=compiler(""),
-            decompositions=None if policy is None else rules.decompositions(),
+            decompositions=changing_floats.decompositions() if policy is None else rules.decompositions(),
             partition_fn=partition,
             keep_inference_input_mutations=True,
             pre_grad_passes=outline,
