@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.compile.families import FAMILIES, build
+from tests.programs.check import check
 from torch_tpu import metrics
 from torch_tpu.eager import varying
 
@@ -107,6 +108,12 @@ def test_values_and_layouts_are_those_of_the_cpu(run: Callable[[int, str], list[
             assert (got.shape, got.dtype, got.stride()) == (want.shape, want.dtype, want.stride()), (n, got)
             assert torch.equal(got.cpu(), want)
     assert hosted() > 10
+
+
+def test_random_programs_do_the_same(monkeypatch):
+    monkeypatch.setattr(varying, "MOST_SHAPES", 0)
+    assert [check(seed, torch.tpu.eager_mode.value) for seed in range(300, 304)] == [None] * 4
+    assert hosted() > 4
 
 
 def test_gradients_flow(monkeypatch):
