@@ -52,3 +52,23 @@ def test_matrix_exponential_is_as_exact_as_its_numbers(dtype: torch.dtype) -> No
     exact = torch.linalg.matrix_exp(a.to(torch.complex128))
     error = (torch.linalg.matrix_exp(a.tpu()).cpu() - exact).abs().amax((-2, -1)) / exact.abs().amax((-2, -1))
     assert error.max() < 5e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+@pytest.mark.parametrize("order", [torch.inf, -torch.inf])
+def test_the_gradient_of_a_largest_modulus_finds_it_again(dtype: torch.dtype, order: float) -> None:
+    """It compares |x| with the norm, which another program, compiled with other options for its size, has computed."""
+    xs = [torch.randn(n, n, dtype=dtype) for n in (30, 20, 12, 8, 3, 1)]
+    on_device = [t.to("tpu").requires_grad_() for t in xs]
+    torch.stack(torch._foreach_norm(on_device, order)).sum().backward()
+    for t, got in zip(xs, on_device, strict=True):
+        want = t.clone().requires_grad_()
+        torch.linalg.vector_norm(want, order).backward()
+        torch.testing.assert_close(got.grad.cpu(), want.grad)
+
+
+def test_modulus_of_single_precision_is_rounded_correctly() -> None:
+    x = torch.randn(1000, dtype=torch.complex64)
+    want = x.to(torch.complex128).abs().float()
+    assert torch.equal(x.to("tpu").abs().cpu(), want)
+    assert torch.equal(x[:50].to("tpu").abs().cpu(), want[:50])

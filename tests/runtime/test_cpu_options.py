@@ -20,6 +20,7 @@ def test_small_programs_are_compiled_cheaply() -> None:
     assert LEVEL not in options_for({**tiny, ("while", (8, 8)): 1})
     assert LEVEL not in options_for({("parameter", (64, 64)): 1, ("reduce", (64,)): 1})
     assert not options_for({**tiny, ("power", (8, 8)): 1})
+    assert not options_for({**tiny, ("modulus", (8, 8)): 1})
     assert not options_for({("parameter", (64, 65)): 1, ("reduce", (64,)): 1})
 
 

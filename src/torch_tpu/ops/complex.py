@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from torch_tpu.hlo import array as hlo
+from torch_tpu.hlo import module
 from torch_tpu.hlo.array import Array
 from torch_tpu.ops.promotion import compute_dtype
 from torch_tpu.ops.registry import Spec, lower
@@ -20,6 +23,20 @@ def complex_(re: Array, im: Array) -> Array:
 @lower("polar")
 def polar(modulus: Array, angle: Array) -> Array:
     return hlo.complex_(modulus * hlo.cos(angle), modulus * hlo.sin(angle))
+
+
+def modulus(x: Array) -> Array:
+    """|x|, as a real number; x may be real.
+
+    XLA:CPU gives the last digit differently in different programs. That of a complex64 number is rounded from double
+    precision: the gradient of a largest |x|, which compares it with each |x| again, would otherwise find none.
+    """
+    if x.dtype is torch.complex64 and module.target().platform == "cpu":
+        return hlo.convert(hlo.abs_(hlo.convert(x, torch.complex128)), torch.float32)
+    return hlo.abs_(x)
+
+
+lower("abs")(modulus)
 
 
 @lower("angle")

@@ -11,6 +11,7 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
+from torch_tpu.ops.complex import modulus
 from torch_tpu.ops.indexing import read, region, replaced
 from torch_tpu.ops.promotion import compute_dtype
 from torch_tpu.ops.reduction import Dimensions, reduced_dimensions
@@ -42,7 +43,7 @@ def vector_norm(
     dtype: torch.dtype | None = None,
     out: Spec,
 ) -> Array:
-    magnitude = hlo.abs_(hlo.convert(x, compute_dtype(dtype or x.dtype)))
+    magnitude = modulus(hlo.convert(x, compute_dtype(dtype or x.dtype)))
     magnitude = hlo.convert(magnitude, compute_dtype(out.dtype))
     return hlo.reshape(p_norm(magnitude, ord, reduced_dimensions(x, dim)), out.shape)
 

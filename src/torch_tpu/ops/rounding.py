@@ -59,11 +59,6 @@ def frac(x: Array) -> Array:
 # --- signs -------------------------------------------------------------------------------------------------------
 
 
-@lower("abs")
-def abs_(x: Array) -> Array:
-    return hlo.abs_(x)
-
-
 @elementwise("sign")
 def sign(x: Array) -> Array:
     """0 for NaN, as on the CPU."""

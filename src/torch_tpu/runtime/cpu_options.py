@@ -26,6 +26,9 @@ _EXACT = frozenset({"add", "subtract", "multiply", "divide", "negate", "sqrt"})
 
 # Programs without larger arrays run in microseconds, whatever code is made of them: compiling them matters more.
 _SMALL, _TINY = 2**12, 2**8
+# What the old emitters would give other results for than larger programs have: 0 for negative powers of the integer -1;
+# another last digit of |z|, so that the gradient of a list's largest |z|, which looks for it again, would find none.
+_OTHER_CODE = frozenset({"power", "modulus"})
 _CHEAP: Options = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
 _CHEAPEST: Options = {**_CHEAP, "xla_backend_optimization_level": 0}
 
@@ -42,10 +45,9 @@ def options_for(operations: Mapping[tuple[str, tuple[int, ...]], int]) -> Option
     """The options for a program of these StableHLO (and CHLO) operations, as `hlo.module.operations` counts them."""
     used = {name for name, _ in operations if name != "parameter"}
     largest = max((math.prod(shape) for _, shape in operations), default=0)
-    if largest <= _SMALL and "power" not in used:
+    if largest <= _SMALL and not used & _OTHER_CODE:
         # Compiling 41 small programs takes 2.1 s of processor time by default, 1.1 s with the cheap options, 0.6 s with
         # the cheapest, whose code is slower by at most 1 µs for 16×16 elements (and by 12 µs for 64×64).
-        # "power": the old emitters have 0 for negative powers of the integer -1.
         return _CHEAPEST if largest <= _TINY and "while" not in used else _CHEAP
     if _suits_ynn({key: count for key, count in operations.items() if math.prod(key[1]) == largest}):
         return {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_ELTWISE"}
