@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 
 import pytest
 import torch
+
+from torch_tpu.runtime import client
 
 
 def test_streams_of_the_device():
@@ -87,6 +90,35 @@ def test_record_stream():
     x = torch.ones(2, device="tpu")
     x.record_stream(torch.tpu.Stream())
     assert x.tolist() == [1, 1]
+
+
+def test_synchronize_waits_for_results_that_nobody_holds(monkeypatch: pytest.MonkeyPatch):
+    """As a loop that measures time drops them: each run has a token, and all are waited for."""
+    waited = []
+
+    class Token:
+        def block_until_ready(self) -> None:
+            waited.append(self)
+
+    x = torch.randn(4, 4, device="tpu")
+    monkeypatch.setattr(client, "_runs", deque())
+    for _ in range(3):
+        x @ x
+    assert len(client._runs) == 3
+    tokens = [Token() for _ in range(3)]
+    client._runs.extend(tokens)
+    torch.tpu.synchronize()
+    assert waited == tokens
+    assert not client._runs
+
+
+def test_no_more_than_a_bounded_number_of_runs_is_remembered(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(client, "MOST_RUNS", 5)
+    x = torch.zeros(3, device="tpu")
+    for _ in range(20):
+        x = x + 1
+    assert x.tolist() == [20.0] * 3
+    assert len(client._runs) <= 5
 
 
 def test_synchronize_waits():

@@ -5,13 +5,16 @@ One client, made when first needed. A buffer is jaxlib's array object; nothing o
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import gc
 import math
 import operator
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,11 @@ Options = Mapping[str, str | bool | int | float]
 DEBUG_OPTIONS: dict[str, str | bool | int | float] = {"xla_allow_excess_precision": False}
 CPU_OPTIONS: dict[str, str | bool | int | float] = {"xla_cpu_enable_fast_math": False}
 
+
+# A token for each of the last runs, whose results may be dropped long before they are there.
+_runs: deque[Any] = deque()
+# An older run has ended, or is waited for.
+MOST_RUNS = 256
 
 # Called when so many programs are loaded that more could crash the process: drops those that are kept for later.
 forget_programs: Callable[[], None] | None = None
@@ -88,7 +96,7 @@ class Executable:
 
     def __init__(self, loaded: Any, handlers: list[Any], result_bytes: int) -> None:
         self.loaded = loaded
-        self.enqueue = loaded.execute_sharded
+        self.enqueue = functools.partial(loaded.execute_sharded, with_tokens=True)
         self._handlers = handlers
         statistics = loaded.get_compiled_memory_stats()
         self.temporary_bytes: int = statistics.temp_size_in_bytes
@@ -100,12 +108,22 @@ class Executable:
     def results(self, enqueued: Any) -> list[Buffer]:
         """The result buffers of a run that `enqueue` began."""
         memory.counter.program_ran(self.allocates)
+        _runs.append(enqueued.consume_token())
+        if len(_runs) > MOST_RUNS:
+            _wait_for_runs(MOST_RUNS)
         results: list[Buffer] = enqueued.consume_with_handlers(self._handlers)
         return results
 
     def analysis(self) -> analysis.Analysis:
         """What the compiler says of it; how long compiling took is not known here."""
         return analysis.analyse(self.loaded, "", math.nan)
+
+
+def _wait_for_runs(most: int) -> None:
+    """Waits for the oldest runs until at most so many are left; one that failed says so where its result is read."""
+    while len(_runs) > most:
+        with contextlib.suppress(IndexError, client_errors()):  # another thread may have taken the last one
+            _runs.popleft().block_until_ready()
 
 
 def launch(executables: Iterable[Executable], arguments: Iterable[Sequence[Buffer]], enqueued: list[Any]) -> None:
@@ -280,8 +298,9 @@ class Client:
         return [f"{number} × {kind} = {size / 2**20:,.1f} MiB" for kind, (number, size) in ranked]
 
     def synchronize(self) -> None:
-        """Waits until everything enqueued has run: programs may finish out of order, so for every live result."""
+        """Waits until everything enqueued has run, in whatever order: programs and copies to the device."""
         compat.free_garbage()  # for those who run without Python's garbage collector
+        _wait_for_runs(0)
         for buffer in self._client.live_arrays():
             try:
                 if not buffer.is_ready():
