@@ -225,3 +225,17 @@ def test_the_gradient_of_a_weight_of_many_rows():
     grad, x = torch.randn(3, 4, 150), torch.randn(3, 4, 20)
     check(lambda grad, x: grad.flatten(0, 1).T @ x.flatten(0, 1), grad, x)
     check(torch.nn.functional.linear, x, torch.randn(150, 20), torch.randn(150))
+
+
+@pytest.mark.parametrize("mode", [torch.tpu.EagerMode.DEFER_NEVER, torch.tpu.EagerMode.DEFER_AND_FUSE])
+def test_bfloat16_products_of_what_was_computed_from_a_transpose(mode: torch.tpu.EagerMode) -> None:
+    """XLA:CPU moves the transpose behind the selection and into the product, which it can then no longer run."""
+    a, b = torch.randn(16, 61).bfloat16(), torch.randn(16, 32).bfloat16()
+
+    def product(a: torch.Tensor, b: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
+        counts = torch.arange(16, device=a.device) < length
+        zero = torch.zeros((), dtype=a.dtype, device=a.device)
+        return torch.where(counts[None], a.t(), zero) @ torch.where(counts[:, None], b, zero)
+
+    with torch.tpu.set_eager_mode(mode):
+        check(product, a, b, torch.tensor(7), rtol=1e-2, atol=1e-2)

@@ -24,6 +24,12 @@ def test_small_programs_are_compiled_cheaply() -> None:
     assert not options_for({("parameter", (64, 65)): 1, ("reduce", (64,)): 1})
 
 
+def test_transposes_are_not_folded_into_products_of_bfloat16() -> None:
+    product = {("parameter", (64, 65)): 2, ("transpose", (65, 64)): 1}
+    assert options_for({**product, ("bfloat16_dot", (65, 65)): 1}) == {"xla_disable_hlo_passes": "transpose-folding"}
+    assert not options_for({**product, ("dot_general", (65, 65)): 1})
+
+
 def test_what_ynn_computes() -> None:
     large, image = (1024, 1024), (16, 64, 32, 32)
     assert YNN in options_for({("parameter", large): 2, ("add", large): 1})

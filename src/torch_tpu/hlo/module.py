@@ -245,11 +245,17 @@ def _drop_unused(function: Any) -> list[bool]:
     return used
 
 
+_NAMES_BY_TYPE: dict[tuple[str, type], str] = {
+    ("abs", ir.ComplexType): "modulus",
+    ("dot_general", ir.BF16Type): "bfloat16_dot",
+}
+
+
 def operations(module: ir.Module) -> Counter[tuple[str, tuple[int, ...]]]:
     """How many operations its functions have by name, without their dialect, and by shape of the largest result.
 
-    Parameters count as operations of this name, the absolute value of complex numbers as "modulus"; what is in inner
-    regions doesn't count.
+    Parameters count as operations of this name, the absolute value of complex numbers as "modulus", products of
+    bfloat16 as "bfloat16_dot"; what is in inner regions doesn't count.
     """
     found: Counter[tuple[str, tuple[int, ...]]] = Counter()
     with building:
@@ -257,8 +263,8 @@ def operations(module: ir.Module) -> Counter[tuple[str, tuple[int, ...]]]:
             found.update(("parameter", tuple(a.type.shape)) for a in function.entry_block.arguments)
             for op in function.entry_block.operations:
                 dialect, _, name = op.operation.name.partition(".")
-                if name == "abs" and isinstance(op.operands[0].type.element_type, ir.ComplexType):
-                    name = "modulus"
+                if name in ("abs", "dot_general"):
+                    name = _NAMES_BY_TYPE.get((name, type(op.operands[0].type.element_type)), name)
                 if dialect != "func":
                     found[name, max((tuple(r.type.shape) for r in op.results), key=math.prod, default=())] += 1
     return found
