@@ -96,7 +96,7 @@ class Executable:
 
     def __init__(self, loaded: Any, handlers: list[Any], result_bytes: int) -> None:
         self.loaded = loaded
-        self.enqueue = functools.partial(loaded.execute_sharded, with_tokens=True)
+        self.enqueue: Any = functools.partial(loaded.execute_sharded, with_tokens=True)
         self._handlers = handlers
         statistics = loaded.get_compiled_memory_stats()
         self.temporary_bytes: int = statistics.temp_size_in_bytes
