@@ -12,7 +12,7 @@ import torch
 from tests.compile.families import FAMILIES, build
 from tests.programs.check import check
 from torch_tpu import metrics
-from torch_tpu.eager import varying
+from torch_tpu.eager import execute, varying
 
 EagerMode = torch.tpu.EagerMode
 
@@ -21,6 +21,7 @@ EagerMode = torch.tpu.EagerMode
 def _mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TORCH_TPU_FALLBACK", "warn")
     monkeypatch.setattr(varying, "_made", Counter())
+    execute.clear_plans()  # shapes that other tests have had would not count
     with torch.tpu.set_eager_mode(request.param):
         yield
 
