@@ -191,9 +191,8 @@ class OptimizerRun:
         except Mismatch as mismatch:
             if mismatch.kind != "values" or not rounds_elsewhere(self.dtype):
                 raise
-            # Capturable forms on lists round once more than the plain loop, which stands for them on the CPU; their
-            # derivatives go through numbers that the plain loop keeps in double precision.
-            factor = 8 if self.differentiable else 4
+            # Capturable forms on lists round once more than the plain loop, which stands for them on the CPU.
+            factor, _ = tolerances.FACTORS.get(f"{self.entry.op} {self.entry.variant}", (4, ""))
             nearby = [wide(moved_by=seed) for seed in range(8)] if self.dtype in HALF else []
             check_as_accurate(got, want, wide(), factor=factor, nearby=nearby)
 

@@ -103,14 +103,13 @@ class Executable:
         self.allocates: int = self.temporary_bytes + result_bytes - statistics.alias_size_in_bytes
 
     def __call__(self, arguments: Sequence[Buffer]) -> list[Buffer]:
+        _wait_for_runs(MOST_RUNS - 1)
         return self.results(self.enqueue(arguments))
 
     def results(self, enqueued: Any) -> list[Buffer]:
         """The result buffers of a run that `enqueue` began."""
         memory.counter.program_ran(self.allocates)
         _runs.append(enqueued.consume_token())
-        if len(_runs) > MOST_RUNS:
-            _wait_for_runs(MOST_RUNS)
         results: list[Buffer] = enqueued.consume_with_handlers(self._handlers)
         return results
 
@@ -132,6 +131,8 @@ def launch(executables: Iterable[Executable], arguments: Iterable[Sequence[Buffe
     To Python this is one step: an interruption comes before it or after it. So whatever happens, `enqueued` says which
     programs took the buffers donated to them.
     """
+    # Before anything is enqueued: an interruption of waiting loses no results.
+    _wait_for_runs(MOST_RUNS - 1)
     enqueued.extend(map(operator.call, [e.enqueue for e in executables], arguments))
 
 
