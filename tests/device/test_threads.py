@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import torch
 from torch import nn
+
+from torch_tpu.runtime import client, platform
 
 
 def train(seed):
@@ -79,3 +83,9 @@ print(x.grad.tolist())
 def test_modes_and_devices_hold_across_threads():
     with torch.tpu.set_eager_mode(torch.tpu.EagerMode.DEFER_NEVER_AND_LAUNCH_BLOCKING), ThreadPoolExecutor(1) as pool:
         assert pool.submit(lambda: torch.tpu.eager_mode).result() is torch.tpu.eager_mode
+
+
+def test_an_interpreter_without_its_global_lock_is_refused(monkeypatch):
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    with pytest.raises(RuntimeError, match="PYTHON_GIL=1"):
+        client._start(platform.choose({"TORCH_TPU_PLATFORM": "cpu"}))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+from unittest import mock
+
+import pytest
 import torch
 
 from tests.compare import check, no_fallback
-from torch_tpu import metrics
+from torch_tpu import metrics, ops
+from torch_tpu.ops import derived, registry
 
 
 def test_write_through_strided_view() -> None:
@@ -62,3 +67,19 @@ def test_default_dtype_may_change() -> None:
     assert [t.dtype for t in wide] == [torch.float64, torch.float64, torch.float32, torch.float64]
     assert wide[0].tolist() == [0.1, 0.1]
     assert [t.dtype for t in made()] == [torch.float32] * 4
+
+
+def test_a_lowering_gives_a_result_for_each_place_of_the_schema() -> None:
+    """One too few is an error, and nobody else's result takes its place."""
+    ops.load()
+    func = torch.ops.aten.native_layer_norm_backward.default
+    rule = registry.find(func)
+    short = dataclasses.replace(rule, function=lambda *args, **kwargs: rule.function(*args, **kwargs)[1:])
+    x, of_rows, weight = torch.ones(2, 3), torch.ones(2, 1), torch.ones(3)
+    on_device = [t.to("tpu") for t in (x, x, of_rows, of_rows, weight, weight)]
+    x, grad, mean, rstd, weight, bias = on_device
+    with (
+        mock.patch.object(derived, "lowering", lambda f: short if f is func else registry.find(f)),
+        pytest.raises(AssertionError, match="2 results for 3 returned"),
+    ):
+        func(grad, x, [3], mean, rstd, weight, bias, [False, True, True])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -182,3 +184,19 @@ def test_synchronised_pieces_make_a_batch_norm() -> None:
         for g, h in zip(grads, halves, strict=True)
     ]
     torch.testing.assert_close(torch.cat(grad_x).cpu(), leaves[0].grad, **CLOSE)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("wanted", list(itertools.product([False, True], repeat=3)))
+def test_each_gradient_goes_to_its_own_parameter(wanted: tuple[bool, ...], training: bool) -> None:
+    """Whichever of input, weight and bias need a gradient."""
+    of = torch.nn.functional
+    x, weight, bias = torch.randn(4, 6, 5), torch.linspace(0.5, 2, 6), torch.linspace(-1, 1, 6)
+    x, weight, bias = (t.requires_grad_(w) for t, w in zip((x, weight, bias), wanted, strict=True))
+    mean, var = torch.linspace(-1, 1, 6), torch.linspace(1, 2, 6)
+    check(lambda x, w, b, m, v: of.batch_norm(x, m, v, w, b, training).pow(3), x, weight, bias, mean, var, **ROUNDED)
+    check(lambda x, w, b: of.instance_norm(x, None, None, w, b).pow(3), x, weight, bias, **ROUNDED)
+    check(lambda x, w, b: of.group_norm(x, 2, w, b).pow(3), x, weight, bias, **ROUNDED)
+    check(lambda x, w, b: of.layer_norm(x.mT, (6,), w, b).pow(3), x, weight, bias, **ROUNDED)
+    kernel = torch.randn(6, 6, 3).requires_grad_(wanted[1])
+    check(lambda x, k, b: of.conv1d(x, k, b, padding=1).pow(2), x, kernel, bias, **ROUNDED)

@@ -180,9 +180,9 @@ class GraphProgram:
         for i, value in enumerate(everything):
             sig.argument(int(value) if isinstance(value, torch.SymInt) else value, i - first in self._facts.numbers)
         key = sig.finish()
-        plan = execute.known_plan(key)
+        plan = execute.known_plan(key, sig)
         if plan is None:
-            plan = execute.find_plan(key, lambda: self._call(sig, everything))
+            plan = execute.find_plan(key, sig, lambda: self._call(sig, everything))
             if observer is not None:
                 observer(self, plan)
         if isinstance(plan, execute.Unsupported):
@@ -191,8 +191,12 @@ class GraphProgram:
             self._recall = Recall(plan, sig, not self._is_backward)
         return self._run(plan, sig, args)
 
-    def _run(self, plan: Plan, sig: execute.CallSignature, args: tuple[Any, ...]) -> list[Any]:
-        returned, numbers = execute.submit(plan, sig)
+    def _run(self, plan: Plan, sig: execute.CallSignature, args: tuple[Any, ...]) -> Any:
+        try:
+            returned, numbers = execute.submit(plan, sig)
+        except execute.Changed:
+            self._recall = None
+            return self(*args)
         for i in numbers:
             returned[i] = returned[i].item()
         return self.border.leave(returned, args) if self.border else returned

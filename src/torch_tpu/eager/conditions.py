@@ -1,11 +1,12 @@
 """Conditions of recorded operators (an index in bounds), which nobody looks at before their program has run.
 
-Where one does not hold, the call raises late, and what it was to write has kept its value. Autograd's version counter
-moved when the call returned; on the CPU it does not, so it is set back.
+Where one does not hold, the call raises late, in the thread that made it, and what it was to write has kept its value.
+Autograd's version counter moved when the call returned; on the CPU it does not, so it is set back.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -41,6 +42,24 @@ class Write:
         self._versions = []
 
 
+class Owner:
+    """Stands for a thread; gone when the thread is."""
+
+    __slots__ = ("__weakref__",)
+
+
+_this_thread = threading.local()
+
+
+def owner() -> weakref.ref[Owner]:
+    """Of the thread that calls."""
+    try:
+        found: Owner = _this_thread.owner
+    except AttributeError:
+        found = _this_thread.owner = Owner()
+    return weakref.ref(found)
+
+
 class Condition(NamedTuple):
     """A condition that a recorded operator states, and what to raise where it does not hold.
 
@@ -48,6 +67,7 @@ class Condition(NamedTuple):
         shown: what stands for {} in the message.
         operator, place: what stated it, and where in the user's program.
         write: what does not happen then.
+        owner: the thread that recorded it.
     """
 
     holds: Content
@@ -57,6 +77,7 @@ class Condition(NamedTuple):
     operator: str
     place: Place
     write: Write | None
+    owner: weakref.ref[Owner]
 
 
 unread: deque[Condition] = deque()
@@ -65,10 +86,13 @@ unread: deque[Condition] = deque()
 def settle(most: int = 0) -> None:
     """Looks at the conditions of programs that have run, until at most so many are left; waits for those programs.
 
+    Only those of this thread, and of threads that have ended.
+
     Raises:
         The error of the first that does not hold. The others are then forgotten: they may follow from it.
     """
-    ready = [c for c in list(unread) if c.holds.graph is None]
+    own = owner()
+    ready = [c for c in list(unread) if c.holds.graph is None and (c.owner == own or c.owner() is None)]
     for n, condition in enumerate(ready[: max(len(ready) - most, 0)]):
         if _take(condition) and not _holds(condition):
             for other in ready[n + 1 :]:

@@ -1,11 +1,12 @@
 """Runs plans: finds or makes the plan of a call, gathers its arguments, and turns results into tensors.
 
-`submit` is the seam between recording and running. Strict modes run each plan at once; a fusing mode would put the
-plan and its input values into a pending graph here.
+`submit` is the seam between recording and running. Strict modes run each plan at once; fused mode puts the plan and its
+input values into this thread's graph (`defer`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -30,9 +31,12 @@ from torch_tpu.tensor.storage import (
     UNSHARED,
     Content,
     Geometry,
+    Taken,
     Value,
+    Writing,
     new_contiguous,
     new_storage,
+    publishing,
     references,
     value_of,
     view,
@@ -201,9 +205,23 @@ class CallSignature:
         return result
 
 
-def known_plan(key: tuple[Any, ...]) -> Any:
+class ForOffsets:
+    """In place of a plan: calls that need another program where a view starts at another offset."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def key(key: tuple[Any, ...], sig: CallSignature) -> tuple[Any, ...]:
+        """The key of a call's plan."""
+        return (*key, *(sig.starts[i].offset for i in sorted(sig.starts)))
+
+
+def known_plan(key: tuple[Any, ...], sig: CallSignature) -> Any:
     """The plan of a signature that was met before, or what stands in its place; None if it was not."""
     plan = _plans.get(key) or _plans.find(key)
+    if plan.__class__ is ForOffsets:
+        key = ForOffsets.key(key, sig)
+        plan = _plans.get(key) or _plans.find(key)
     if plan is not None:
         _counters["compile_cache_hit"] += 1
     return plan
@@ -215,10 +233,13 @@ def keep(key: tuple[Any, ...], instead: Any) -> Any:
         return _plans.keep(key, instead)
 
 
-def find_plan(key: tuple[Any, ...], make: Callable[[], Call]) -> Plan | Unsupported:
+def find_plan(key: tuple[Any, ...], sig: CallSignature, make: Callable[[], Call]) -> Plan | Unsupported:
     """The plan of a signature, made at its first call."""
     with _making:
         plan: Any = _plans.find(key)
+        of_offsets = ForOffsets.key(key, sig)
+        if isinstance(plan, ForOffsets):
+            plan = _plans.find(of_offsets)
         if isinstance(plan, (Plan, Unsupported)):
             return plan
         try:
@@ -238,6 +259,9 @@ def find_plan(key: tuple[Any, ...], make: Callable[[], Call]) -> Plan | Unsuppor
         else:
             owner = key[0]
             programs.made(owner.kind, owner.title, described.fields(call, owner.argument_names), plan.number)
+            if plan.for_offsets and sig.starts:
+                _plans.keep(key, ForOffsets())
+                key = of_offsets
         _plans.keep(key, plan)
         return plan
 
@@ -281,21 +305,21 @@ def starts_buffer(starts: tuple[int, ...]) -> Buffer:
     return _start_buffers.keep(starts, client().put(np.asarray(starts, np.int32))) if found is None else found
 
 
-def initialise(storage: Any) -> Value:
-    """Gives memory nobody has written a value, so that it can be read."""
-    g: Geometry = storage.value.geometry
-    value = Value(client().zeros(tuple(g.sizes), types.numpy_dtype(g.dtype)), g)
-    storage.value = value
-    return value
+def _buffers(plan: Plan, sig: CallSignature) -> list[Buffer]:
+    """What a program reads of a call's values, waiting for what other threads are about to write."""
+    buffers = []
+    values = sig.values
+    for i in plan.bases:
+        value = values[i]
+        if isinstance(value, Taken):
+            value = values[i] = value.settled()
+        array = value.array
+        buffers.append(value.initialised() if array is None else array)
+    return buffers
 
 
 def _arguments(plan: Plan, sig: CallSignature, generator: Any) -> list[Buffer]:
-    arguments = []
-    for i in plan.bases:
-        array = sig.values[i].array
-        if array is None:
-            array = initialise(sig.storages[i]).array
-        arguments.append(array)
+    arguments = _buffers(plan, sig)
     for i, _ in plan.starts:
         arguments.append(starts_buffer(sig.starts[i]))
     for i, dtype in plan.data:
@@ -316,8 +340,8 @@ def submit(plan: Plan, sig: CallSignature, generator: Any = None) -> Any:
     if mode.fused:
         return defer(plan, sig, generator)
     arguments = _arguments(plan, sig, generator)
-    if plan.reused:
-        return _submit_in_place(plan, sig, arguments)
+    if plan.updated:
+        return _submit_update(plan, sig, arguments)
     try:
         results = (plan.executable or plan.compiled())(arguments)
         if mode.blocking and results:
@@ -337,66 +361,113 @@ def _look_at_checks(plan: Plan, results: Sequence[Buffer]) -> None:
             raise kind(message if value is None else message.format(client().get(results[value])))
 
 
-# What `references` counts for a value in a signature and a storage, its buffer among a program's arguments.
+# What `references` counts for a value in a signature and a Writing, its buffer among a program's arguments.
 _HELD = (UNSHARED[0] + 1, UNSHARED[1] + 1)
 
 
-def _submit_in_place(plan: Plan, sig: CallSignature, arguments: list[Buffer]) -> Any:
-    """Runs a plan that takes the memory of what it writes, or of a copy where somebody else refers to that.
+class Changed(Exception):
+    """Another thread gave a storage that a call writes another geometry: the call begins anew."""
 
-    Once the program has started, the old values are gone: an interruption must not keep the new ones from taking their
+
+def _read_again(plan: Plan, sig: CallSignature) -> None:
+    """Gives a signature the values that another thread has written meanwhile."""
+    for i in plan.updated:
+        value = value_of(sig.storages[i])
+        if value.geometry is not sig.values[i].geometry:
+            raise Changed
+        sig.values[i] = value
+
+
+def _submit_update(plan: Plan, sig: CallSignature, arguments: list[Buffer]) -> Any:
+    """Runs a plan that computes new values of storages from their old ones, for other threads in one step.
+
+    It takes the memory of what it writes, or of a copy where somebody else refers to that. Once the program has
+    started, old values whose memory it took are gone: an interruption must not keep the new ones from taking their
     place.
     """
     values = sig.values
-    taken = []
-    for argument, i, _ in plan.reused:
-        if references(values, i) == _HELD:
-            taken.append(values[i])
-        else:
-            arguments[argument] = client().copy(arguments[argument])
+    donated: list[Content] = []
     enqueued: list[Any] = []
+    results: list[Buffer] = []
     try:
         executable = plan.executable or plan.compiled()
+        writing = Writing()
         try:
+            while not writing.take(sig.storages, values, plan.updated):
+                _read_again(plan, sig)
+                arguments[: len(plan.bases)] = _buffers(plan, sig)
+            for argument, i, _ in plan.reused:
+                if references(values, i) == _HELD:
+                    donated.append(values[i])
+                else:
+                    arguments[argument] = client().copy(arguments[argument])
             launch((executable,), (arguments,), enqueued)
         finally:
-            if enqueued:
-                results = executable.results(enqueued[0])
-                for old in taken:
-                    old.give_up()
-                returned = _finish(plan, sig, lambda slot, g: Value(results[slot], g))
+            try:
+                if enqueued:
+                    results = executable.results(enqueued[0])
+                    if plan.checks and not plan.guarded:
+                        _look_at_checks(plan, results)
+                    for old in donated:
+                        old.give_up()
+                    for i, slot, g in plan.writes:
+                        sig.storages[i].value = Value(results[slot], g)
+            finally:
+                writing.end()
         if mode.blocking:
             results[-1].block_until_ready()
+    except Changed:
+        raise
     except Exception as error:
         raise translate(error) from error
     _counters["execute"] += 1
-    if plan.checks:
+    if plan.guarded and plan.checks:
         _look_at_checks(plan, results)
-    return returned
+    return _returned(plan, sig, lambda slot, g: Value(results[slot], g))
 
 
 def defer(plan: Plan, sig: CallSignature, generator: Any) -> Any:
     """Records a plan in this thread's graph."""
     pending = graph.current()
     numbers = _numbers(plan, sig, generator) if plan.numbers else None
-    values = sig.values
-    for i in plan.bases:
-        value = values[i]
-        if value.graph is not None:
-            if value.graph is not pending:
-                value.graph.flush("used by another thread")
-        elif value.array is None:
-            values[i] = initialise(sig.storages[i])
-    write = Write(sig.tensors[i] for i, *_ in plan.writes) if plan.checks and plan.writes else None
-    with pending.lock:
-        recorded = pending.record(plan, values, numbers, write)
-        if isinstance(recorded, Pending):
-            result = new_contiguous(plan.returned.sizes, plan.returned.dtype, recorded)
-        else:
-            result = _finish(plan, sig, lambda slot, g: pending.value(recorded + slot, g))
+    recorded = None
+    while recorded is None:
+        _make_readable(plan, sig, pending)
+        write = Write(sig.tensors[i] for i, *_ in plan.writes) if plan.checks and plan.writes else None
+        with pending.lock, publishing if plan.writes else _nothing:
+            if all(sig.storages[i].value is sig.values[i] for i in plan.updated):
+                recorded = pending.record(plan, sig.values, numbers, write)
+                result = _recorded(plan, sig, pending, recorded)
+        if recorded is None:
+            _read_again(plan, sig)
     if pending.nbytes >= graph.LARGE or len(pending.operators) >= graph.LONGEST:
         pending.grown()
     return result
+
+
+def _recorded(plan: Plan, sig: CallSignature, pending: graph.Graph, first: Pending | int) -> Any:
+    if isinstance(first, Pending):
+        return new_contiguous(plan.returned.sizes, plan.returned.dtype, first)
+    return _finish(plan, sig, lambda slot, g: pending.value(first + slot, g))
+
+
+# In place of a lock.
+_nothing = contextlib.nullcontext()
+
+
+def _make_readable(plan: Plan, sig: CallSignature, pending: graph.Graph) -> None:
+    """Waits for what other threads are about to write, runs what they have recorded."""
+    values = sig.values
+    for i in plan.bases:
+        value = values[i]
+        if isinstance(value, Taken):
+            value = values[i] = value.settled()
+        of_graph = value.graph  # another thread may compute it meanwhile
+        if of_graph is not None:
+            if of_graph is not pending:
+                of_graph.flush("used by another thread")
+        elif value.array is None:
+            value.initialised()
 
 
 def _numbers(plan: Plan, sig: CallSignature, generator: Any) -> list[Sequence[Any]]:
@@ -414,6 +485,11 @@ def _finish(plan: Plan, sig: CallSignature, value: Callable[[int, Geometry], Con
     """Re-points written storages; the call's result made of the values in the plan's result slots."""
     for i, slot, g in plan.writes:
         sig.storages[i].value = value(slot, g)
+    return _returned(plan, sig, value)
+
+
+def _returned(plan: Plan, sig: CallSignature, value: Callable[[int, Geometry], Content]) -> Any:
+    """The call's result made of the values in the plan's result slots."""
     returned = plan.returned
     if type(returned) is Fresh:
         return _fresh(returned, value(returned.result, returned.geometry))
@@ -442,7 +518,9 @@ def _assemble(
     if isinstance(tree, Alias):
         if tree.same:
             return sig.tensors[tree.input]
-        return view(sig.storages[tree.input], tree.dtype, tree.offset, tree.sizes, tree.strides)
+        source = sig.tensors[tree.input]
+        offset = (int(source.storage_offset()) * source.itemsize + tree.offset) // tree.dtype.itemsize
+        return view(sig.storages[tree.input], tree.dtype, offset, tree.sizes, tree.strides)
     if isinstance(tree, (list, tuple)):
         return type(tree)([_assemble(t, value, sig, storages) for t in tree])
     return tree

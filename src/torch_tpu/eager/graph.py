@@ -25,14 +25,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from torch_tpu import metrics
 from torch_tpu.eager import chunk, conditions, hooks, mode, refused
-from torch_tpu.eager.conditions import Condition, Write
+from torch_tpu.eager.conditions import Condition, Write, owner
 from torch_tpu.eager.plan import Plan
 from torch_tpu.hlo.strided import contiguous_strides
 from torch_tpu.metrics import places
 from torch_tpu.metrics.places import Place
 from torch_tpu.runtime.client import Buffer, client, client_errors, launch
 from torch_tpu.tensor.errors import translate
-from torch_tpu.tensor.storage import UNSHARED, Content, Geometry, Value, geometry, references
+from torch_tpu.tensor.storage import UNSHARED, Content, Geometry, Taken, Value, geometry, references
 
 # A growing graph is cut when it has twice as many operators as this, behind the first so many.
 SHORTEST_CHUNK = 64
@@ -183,7 +183,7 @@ class Graph:
             for slot, message, kind, shown in plan.checks:
                 holds = self.value(first + slot, _SCALAR_BOOL)
                 number = None if shown is None else self.value(first + shown, geometry((), (), plan.results[shown][1]))
-                conditions.unread.append(Condition(holds, message, kind, number, plan.name, place, write))
+                conditions.unread.append(Condition(holds, message, kind, number, plan.name, place, write, owner()))
             return first
         finally:
             lock.release()
@@ -192,7 +192,7 @@ class Graph:
         """The position of a value in `inputs`."""
         position = self.index.get(id(value))
         if position is None:
-            if value.graph is not None or value.array is None:
+            if value.graph is not None or isinstance(value, Taken) or value.array is None:
                 raise NotReadyError
             position = self.index[id(value)] = len(self.inputs)
             self.inputs.append(value)
@@ -224,9 +224,9 @@ class Graph:
         """Runs the first part of a graph that has become long, unless a call is being recorded."""
         large = SHORTEST_LARGE_CHUNK if self._is_host_memory else SHORTEST_LARGE_CHUNK_OF_TPU
         shortest = SHORTEST_CHUNK if self.nbytes < LARGE else large
-        if len(self.operators) - len(self.inner) >= 2 * shortest and self.call is None:
-            metrics.note("flush", "grown long")
-            with self.lock:
+        with self.lock:  # another thread may have run it meanwhile
+            if len(self.operators) - len(self.inner) >= 2 * shortest and self.call is None:
+                metrics.note("flush", "grown long")
                 self._run(self._cut(shortest))
 
     def flush(self, cause: str) -> None:

@@ -126,7 +126,7 @@ class Operator:
         if self.in_place and len({id(s) for s in sig.storages}) < len(sig.storages):
             check_overlap(self.func, args, kwargs)
         key = sig.finish()
-        plan = execute.known_plan(key)
+        plan = execute.known_plan(key, sig)
         if plan.__class__ is not Plan:
             if plan is None or (plan.__class__ is OnHost and plan.is_worth_a_program()):
                 plan = self._new_plan(key, sig, args, kwargs, plan is None)
@@ -136,7 +136,10 @@ class Operator:
                 return run_on_cpu(self.func, args, kwargs, plan.reason)
         if key_of_simple is not None:
             simple.keep(key_of_simple, plan, sig)
-        return execute.defer(plan, sig, generator) if mode.fused else execute.submit(plan, sig, generator)
+        try:
+            return execute.defer(plan, sig, generator) if mode.fused else execute.submit(plan, sig, generator)
+        except execute.Changed:
+            return self._call_any(args, kwargs, None)
 
     def _new_plan(
         self, key: tuple[Any, ...], sig: execute.CallSignature, args: tuple[Any, ...], kwargs: dict[str, Any], few: bool
@@ -146,7 +149,7 @@ class Operator:
         try:
             if kind is not None and few and varying.runs_on_host(kind, self.func, args, kwargs):
                 return execute.keep(key, OnHost())
-            plan = execute.find_plan(key, lambda: self._call(sig, args, kwargs))
+            plan = execute.find_plan(key, sig, lambda: self._call(sig, args, kwargs))
         except Exception as error:
             raise as_cpu_raises(self.func, args, kwargs, error) from None
         if kind is not None:

@@ -23,6 +23,7 @@ from torch_tpu.hlo import guard, module, strided, types
 from torch_tpu.hlo.array import Array
 from torch_tpu.ops.random_bits import Rng
 from torch_tpu.ops.trace import Base, Data, Tracer
+from torch_tpu.ops.windows import Window
 from torch_tpu.runtime import fingerprint
 from torch_tpu.runtime.client import Executable, client
 from torch_tpu.runtime.cpu_options import options_for
@@ -105,7 +106,11 @@ class Fresh:
 
 @dataclass(frozen=True)
 class Alias:
-    """A view of input `input`'s storage; the input itself where `same`."""
+    """A view of input `input`'s storage; the input itself where `same`.
+
+    Attributes:
+        offset: in bytes, from where the input begins.
+    """
 
     input: int
     same: bool
@@ -127,11 +132,13 @@ class Plan:
             it returns.
         bases, starts, data, hosts: which of a call's input values, view starts, numbers and host scalars are arguments,
             in this order; then the random state if `uses_rng`.
+        for_offsets: the program is right only where its views start at the offsets of the call it was made for.
         sizes, nbytes: the bytes of each result, and of all.
         draws: by how many 32-bit words the program advances the random generator.
         writes: (input, result, geometry): the new value of an input's storage.
         checks: (result, message, error, result for the message's {}): what must hold before anything is written.
         guarded: the program itself writes old values where one of the checks does not hold.
+        updated: the inputs whose new value is computed from the old one.
         reused: (argument, input, result): arguments whose memory the program gives to the value written to the input.
             Called by itself it takes their buffers, which nobody else may hold.
         returned: what the call returns, with Fresh and Alias in place of tensors.
@@ -150,6 +157,7 @@ class Plan:
         "digest",
         "draws",
         "executable",
+        "for_offsets",
         "guarded",
         "hosts",
         "is_simple",
@@ -165,6 +173,7 @@ class Plan:
         "reused",
         "sizes",
         "starts",
+        "updated",
         "uses_rng",
         "values",
         "writes",
@@ -186,6 +195,7 @@ class Plan:
         starts: tuple[tuple[int, int], ...],
         data: tuple[tuple[int, torch.dtype], ...],
         hosts: tuple[tuple[int, torch.dtype], ...],
+        for_offsets: bool,
         uses_rng: bool,
         draws: int,
         writes: tuple[tuple[int, int, Geometry], ...],
@@ -210,11 +220,13 @@ class Plan:
         self.starts = starts
         self.data = data
         self.hosts = hosts
+        self.for_offsets = for_offsets
         self.uses_rng = uses_rng
         self.draws = draws
         self.writes = writes
         self.checks = checks
         self.guarded = guarded
+        self.updated = tuple(i for i, *_ in writes if i in bases)
         # Without `guarded`, old values are still needed when a check turns out not to hold.
         self.reused = tuple(
             (bases.index(i), i, result)
@@ -306,6 +318,7 @@ class _Builder:
         self.bases: dict[int, Base] = {}
         self.tensors: list[torch.Tensor] = []
         storages: dict[int, torch.UntypedStorage] = {}
+        moving = {spec.storage for spec in self.call.inputs if spec.starts}
         for i, spec in enumerate(self.call.inputs):
             if spec.storage == i:
                 base = Base(given["base", i], spec.geometry.sizes, spec.geometry.strides, spec.geometry.dtype)
@@ -315,11 +328,8 @@ class _Builder:
             tensor.set_(storages[spec.storage], spec.offset, spec.sizes, spec.strides)
             if spec.conj:
                 tensor = tensor.conj()
-            if spec.starts:
-                starts = given["starts", i]
-                tracer.view_starts(
-                    tensor, [hlo.reshape(hlo.slice_(starts, [k], [k + 1]), ()) for k in range(spec.starts)]
-                )
+            if spec.storage in moving:
+                tracer.followed.add(tensor, _window(i, spec, self.bases[spec.storage], given.get(("starts", i))))
             self.tensors.append(tensor)
         hosts = []
         for i, dtype in enumerate(self.call.hosts):
@@ -352,20 +362,32 @@ class _Builder:
             return guard.kept_unless([condition for condition, *_ in self.tracer.checks], new, old)
         return new
 
+    def _source(self, returned: torch.Tensor) -> int | None:
+        """The input that a tensor is a view of."""
+        window = self.tracer.followed.window(returned)
+        if window is not None:
+            return window.index
+        storage = returned.untyped_storage()
+        for i, tensor in enumerate(self.tensors):
+            if tensor.untyped_storage()._cdata == storage._cdata:
+                self.tracer.followed.lost |= self.tracer.followed.moves(storage)
+                return i
+        return None
+
     def _describe(self, returned: Any) -> Any:
         if not isinstance(returned, torch.Tensor):
             if isinstance(returned, (list, tuple)):
                 described = [self._describe(r) for r in returned]
                 return described if isinstance(returned, list) else tuple(described)
             return returned
-        storage = returned.untyped_storage()
         for i, tensor in enumerate(self.tensors):
             if tensor is returned:
                 return Alias(i, True)
         place = (tuple(returned.shape), returned.stride(), int(returned.storage_offset()))
-        for i, tensor in enumerate(self.tensors):
-            if tensor.untyped_storage()._cdata == storage._cdata:
-                return Alias(i, False, *place, returned.dtype)
+        source = self._source(returned)
+        if source is not None:
+            begins, own = (int(t.storage_offset()) * t.itemsize for t in (self.tensors[source], returned))
+            return Alias(source, False, *place[:2], own - begins, returned.dtype)
         base = self.tracer.base(returned)
         if id(base) not in self.fresh_index:
             self.fresh_index[id(base)] = len(self.results)
@@ -374,6 +396,14 @@ class _Builder:
         whole = returned.numel() * returned.element_size() == g.nbytes
         contiguous = whole and returned.stride() == strided.contiguous_strides(returned.shape)
         return Fresh(self.fresh_index[id(base)], g, *place, returned.dtype, contiguous)
+
+
+def _window(index: int, spec: Input, base: Base, starts: Array | None) -> Window:
+    steps, first = strided.plan(base.sizes, base.strides, spec.sizes, spec.strides, spec.offset, base.dtype, spec.dtype)
+    given = (
+        first if starts is None else [hlo.reshape(hlo.slice_in_dim(starts, k, k + 1), ()) for k in range(len(first))]
+    )
+    return Window(index, spec.sizes, spec.dtype, (steps, given))
 
 
 def fill(value: Any, table: dict[str, Sequence[Any]]) -> Any:
@@ -425,6 +455,7 @@ def make_plan(call: Call, platform: str | None = None) -> Plan:
         starts=tuple((i, call.inputs[i].starts) for kind, i in arguments if kind == "starts"),
         data=tuple((i, data_dtype(call.data[i], call.wide)) for kind, i in arguments if kind == "data"),
         hosts=tuple((i, call.hosts[i]) for kind, i in arguments if kind == "host"),
+        for_offsets=builder.tracer.followed.lost,
         uses_rng=("rng", 0) in arguments,
         draws=builder.rng.drawn if builder.rng is not None else 0,
         writes=tuple(builder.writes),

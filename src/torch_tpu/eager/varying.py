@@ -21,7 +21,7 @@ from torch_tpu import metrics
 from torch_tpu.eager import fallback
 from torch_tpu.ops.schema import bind, call, signature
 from torch_tpu.runtime.client import client
-from torch_tpu.tensor.storage import Value, value_of
+from torch_tpu.tensor.storage import Content, Value, publishing, value_of
 from torch_tpu.tensor.transfer import from_host, host_memory, host_tensor, upload
 
 # So many shapes of an operator are compiled: nearly three times what a model of fixed shapes needs. Of 13 families of
@@ -134,7 +134,21 @@ def run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """
     name = func.name().removeprefix("aten::").removesuffix(".default")
     metrics.note("hosted", name, f"programs for {MOST_SHAPES} shapes; the host runs it for others")
-    storages: dict[int, tuple[Any, torch.UntypedStorage]] = {}
+    while True:
+        found, updates = _run_on_copies(func, args, kwargs)
+        with publishing:
+            # If another thread has written one of them meanwhile, the call is made again.
+            if all(storage.value is old for storage, old, _ in updates):
+                for storage, _, new in updates:
+                    storage.value = new
+                return found
+
+
+def _run_on_copies(
+    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, list[tuple[Any, Content, Value]]]:
+    """What a call returns, and of each storage that it writes the value it read and the new one."""
+    storages: dict[int, tuple[Content, torch.UntypedStorage]] = {}
     originals: dict[int, torch.Tensor] = {}
 
     def on_host(t: torch.Tensor) -> torch.Tensor:
@@ -142,7 +156,8 @@ def run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return t
         storage = t.untyped_storage()
         if id(storage) not in storages:
-            storages[id(storage)] = storage, host_memory(value_of(storage), storage.nbytes())
+            value = value_of(storage)
+            storages[id(storage)] = value, host_memory(value, storage.nbytes())
         host = host_tensor(storages[id(storage)][1], t.dtype, int(t.storage_offset()), t.shape, t.stride())
         host = host.conj() if t.is_conj() else host
         originals[id(host)] = t
@@ -151,13 +166,14 @@ def run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with metrics.waiting("operator with many shapes"):
         host_args, host_kwargs = _mapped((args, kwargs), on_host, torch.device("cpu"))
         returned = _call(func, host_args, host_kwargs)
+    updates = []
     for argument, value in zip(signature(func).arguments, bind(func, args, kwargs), strict=True):
         for t in _tensors(value) if argument.is_written else ():
             storage = t.untyped_storage()
-            g = storage.value.geometry
-            whole = host_tensor(storages[id(storage)][1], g.dtype, 0, g.sizes, g.strides)
-            storage.value = Value(upload(whole), g)
-    return _returned(returned, originals)
+            old, memory = storages[id(storage)]
+            g = old.geometry
+            updates.append((storage, old, Value(upload(host_tensor(memory, g.dtype, 0, g.sizes, g.strides)), g)))
+    return _returned(returned, originals), updates
 
 
 def _returned(value: Any, originals: dict[int, torch.Tensor]) -> Any:

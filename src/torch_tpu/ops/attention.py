@@ -99,7 +99,7 @@ def fused_attention(
     scale: ArrayLike | None = None,
     out: list[Spec],
     rng: Rng,
-) -> list[Array]:
+) -> list[Array | None]:
     """Result, logsumexp, and the random state its dropout used, from which the gradient makes the same mask."""
     scale = _scale(scale, q)
     if dropout_p:
@@ -133,7 +133,7 @@ def fused_attention(
         result, logsumexp = (hlo.slice_in_dim(a, 0, rows, dim=-2) for a in structured.fori_loop(steps, step, initial))
     seed, offset = (hlo.reshape(hlo.slice_in_dim(state, i, i + 1), ()) for i in range(2))
     seed, offset = hlo.bitcast(seed, torch.int64), hlo.bitcast(offset, torch.int64)
-    return [result, hlo.reshape(logsumexp, out[1].shape), seed, offset]
+    return [result, hlo.reshape(logsumexp, out[1].shape), None, None, seed, offset, None]
 
 
 @lower("_scaled_dot_product_fused_attention_overrideable_backward", static=["dropout_p"])
@@ -157,7 +157,7 @@ def fused_attention_backward(
     *,
     scale: ArrayLike | None = None,
     rng: Rng,
-) -> list[Array]:
+) -> list[Array | None]:
     """With P = softmax(S): dV = Pᵀ dO, dS = P ∘ (dP - Σ dP ∘ P), dQ = scale · dS K, dK = scale · dSᵀ Q, dB = dS.
 
     The weights are made again from q and k: the saved logsumexp is float32, too coarse for float64.
@@ -196,7 +196,8 @@ def fused_attention_backward(
         shapes = [k.shape, v.shape, q.shape, *([] if bias is None else [(*q.shape[:-1], k.shape[-2])])]
         grad_k, grad_v, *by_row = structured.fori_loop(steps, step, [hlo.zeros(s, wide) for s in shapes])
         grad_q, *grad_bias = (hlo.slice_in_dim(a, 0, rows, dim=-2) for a in by_row)
-    return [grad_q, grad_k, grad_v, *(_sum_to(g, bias.shape) for g in grad_bias if bias is not None)]
+    of_bias = None if bias is None or not mask[3] else _sum_to(grad_bias[0], bias.shape)
+    return [grad_q, grad_k, grad_v, of_bias]
 
 
 def _sum_to(x: Array, shape: Sequence[int]) -> Array:

@@ -192,7 +192,7 @@ def native_batch_norm_backward(
     train: bool,
     eps: Array | float,
     mask: Sequence[bool],
-) -> list[Array]:
+) -> list[Optional]:
     x, grad, weight, running_mean, running_var, mean, rstd = widen(
         x, grad, weight, running_mean, running_var, save_mean, save_invstd
     )
@@ -224,7 +224,7 @@ def batch_norm_backward(
     eps: Array | float,
     mask: Sequence[bool],
     reserve: Array,
-) -> list[Array]:
+) -> list[Optional]:
     return native_batch_norm_backward(
         grad, x, weight, running_mean, running_var, save_mean, save_var, update, eps, mask
     )

@@ -199,19 +199,19 @@ def convolution_backward(
     output_padding: Ints,
     groups: int,
     output_mask: Sequence[bool],
-) -> list[Array]:
+) -> list[Array | None]:
     kernel = weight.shape[2:]
-    results = []
+    grad_x = grad_weight = grad_bias = None
     if output_mask[0]:
         adjoint_or_plain = correlate if transposed else spread
-        results.append(adjoint_or_plain(grad, weight, x.shape[2:], stride, padding, dilation, groups))
+        grad_x = adjoint_or_plain(grad, weight, x.shape[2:], stride, padding, dilation, groups)
     if output_mask[1]:
         wide, narrow = (grad, x) if transposed else (x, grad)
-        results.append(weight_gradient(wide, narrow, kernel, stride, padding, dilation, groups))
+        grad_weight = weight_gradient(wide, narrow, kernel, stride, padding, dilation, groups)
     if output_mask[2]:
         wide_grad = hlo.convert(grad, compute_dtype(grad.dtype))
-        results.append(structured.reduce_sum(wide_grad, [0, *range(2, grad.ndim)]))
-    return results
+        grad_bias = structured.reduce_sum(wide_grad, [0, *range(2, grad.ndim)])
+    return [grad_x, grad_weight, grad_bias]
 
 
 # --- PyTorch's native variants -----------------------------------------------------------------------------------

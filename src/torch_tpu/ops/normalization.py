@@ -61,9 +61,9 @@ def normalised_gradient(grad: Array, x_hat: Array, rstd: Array, dims: Sequence[i
     return rstd * ((grad - mean_keepdims(grad, dims) - along) if centred else (grad - along))
 
 
-def chosen(gradients: Sequence[Array | None], mask: Sequence[bool]) -> list[Array]:
-    """The gradients asked for; one that has no argument is left out, as in PyTorch's own results."""
-    return [g for g, wanted in zip(gradients, mask, strict=True) if wanted and g is not None]
+def chosen(gradients: Sequence[Array | None], mask: Sequence[bool]) -> list[Array | None]:
+    """The gradients asked for, each in its place; None for the others, as in PyTorch's own results."""
+    return [g if wanted else None for g, wanted in zip(gradients, mask, strict=True)]
 
 
 def _split(x: Array, normalized_shape: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -93,7 +93,7 @@ def native_layer_norm_backward(
     weight: Array | None,
     bias: Array | None,
     mask: Sequence[bool],
-) -> list[Array]:
+) -> list[Array | None]:
     outer, inner = _split(x, normalized_shape)
     x, grad, mean, rstd, weight, bias = widen(x, grad, mean, rstd, weight, bias)
     x_hat = (x - mean) * rstd
@@ -119,7 +119,7 @@ def fused_rms_norm(
 @lower("_fused_rms_norm_backward")
 def fused_rms_norm_backward(
     grad: Array, x: Array, normalized_shape: Sequence[int], rstd: Array, weight: Array | None, mask: Sequence[bool]
-) -> list[Array]:
+) -> list[Array | None]:
     outer, inner = _split(x, normalized_shape)
     x, grad, rstd, weight = widen(x, grad, rstd, weight)
     x_hat = x * rstd
@@ -153,7 +153,7 @@ def native_group_norm_backward(
     HxW: int,
     group: int,
     mask: Sequence[bool],
-) -> list[Array]:
+) -> list[Array | None]:
     x, grad, mean, rstd, weight = widen(x, grad, mean, rstd, weight)
     shape = (N, group, C // group, HxW)
     grouped, grad = hlo.reshape(x, shape), hlo.reshape(grad, shape)

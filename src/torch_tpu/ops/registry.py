@@ -10,8 +10,9 @@ It receives every argument of the operator's schema, by position or keyword as t
 (None where an optional one is missing), lists as lists, numbers that are data (`Scalar`, `float`) as 0-d Arrays or,
 where the caller left the default, as the plain default; everything else (sizes, dimensions, flags, dtypes) as it is.
 
-It returns the operator's fresh results in schema order, then the new value of each argument the schema marks as
-written (None for "unchanged"). In-place, `out=` and foreach forms need no entry: `ops.derived` makes them of this one.
+It returns the operator's fresh results in schema order (None for one that nobody asked for), then the new value of each
+argument the schema marks as written (None for "unchanged"). In-place, `out=` and foreach forms need no entry:
+`ops.derived` makes them of this one.
 
 Parameters a lowering may ask for by name, beyond the schema's:
     out: `Spec` (or a list of them) of the fresh results, as PyTorch's meta kernel says.

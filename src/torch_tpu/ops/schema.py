@@ -37,11 +37,16 @@ class Argument(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """An operator's schema, read once."""
+    """An operator's schema, read once.
+
+    Attributes:
+        returns_tensor: which of its results are tensors, not numbers or lists.
+    """
 
     arguments: tuple[Argument, ...]
     positions: dict[str, int]
     returns_alias: tuple[bool, ...]
+    returns_tensor: tuple[bool, ...]
     is_view: bool
     is_inplace: bool
     is_out: bool
@@ -76,6 +81,7 @@ def signature(func: OpOverload) -> Signature:
         tuple(arguments),
         {a.name: i for i, a in enumerate(arguments)},
         returns_alias,
+        tuple(str(r.type) in _TENSORS for r in schema.returns),
         is_view=any(returns_alias) and not writes,
         is_inplace=writes and not is_out,
         is_out=is_out,

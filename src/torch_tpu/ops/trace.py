@@ -22,6 +22,7 @@ from torch_tpu.ops.random_bits import Rng
 from torch_tpu.ops.refusals import check_dtype
 from torch_tpu.ops.registry import NoLowering, Spec
 from torch_tpu.ops.schema import bind, signature, unbind
+from torch_tpu.ops.windows import Followed, Way
 
 StatedCheck = tuple[Array, str, type[Exception], Array | None]
 
@@ -82,7 +83,7 @@ class Tracer(TorchDispatchMode):
         self.subgraphs: dict[Any, Any] = {}
         self._bases: dict[int, Base] = {}
         self._alive: list[Any] = []
-        self._starts: dict[int, tuple[Any, Sequence[Array]]] = {}
+        self.followed = Followed()
         self._decomposing: list[OpOverload] = []
         self.checks: list[StatedCheck] = []
 
@@ -94,10 +95,6 @@ class Tracer(TorchDispatchMode):
         self._bases[storage._cdata] = base
         self._alive.append(storage)
         return storage
-
-    def view_starts(self, tensor: torch.Tensor, starts: Sequence[Array]) -> None:
-        """Where this input view's slices start, as inputs of the program."""
-        self._starts[id(tensor)] = (tensor, starts)
 
     def add_host_scalar(self, tensor: torch.Tensor, array: Array) -> None:
         """Gives a 0-d meta tensor the value of a host tensor that is an input of the program."""
@@ -113,24 +110,25 @@ class Tracer(TorchDispatchMode):
             self._alive.append(storage)
         return found
 
-    def _plan(self, base: Base, tensor: torch.Tensor) -> tuple[Sequence[strided.Step], Sequence[Array | int]]:
-        steps, starts = strided.plan(
-            base.sizes,
-            base.strides,
-            tuple(tensor.shape),
-            tensor.stride(),
-            tensor.storage_offset(),
-            base.dtype,
-            tensor.dtype,
-        )
-        given = self._starts.get(id(tensor))
-        return steps, given[1] if given is not None and given[0] is tensor else starts
+    def _ways(self, base: Base, tensor: torch.Tensor) -> Sequence[Way]:
+        return self.followed.ways(tensor) or [
+            strided.plan(
+                base.sizes,
+                base.strides,
+                tuple(tensor.shape),
+                tensor.stride(),
+                int(tensor.storage_offset()),
+                base.dtype,
+                tensor.dtype,
+            )
+        ]
 
     def read(self, tensor: torch.Tensor) -> Array:
         """The elements of a tensor."""
         base = self.base(tensor)
-        steps, starts = self._plan(base, tensor)
-        result = strided.read(base.value(), steps, starts)
+        result = base.value()
+        for steps, starts in self._ways(base, tensor):
+            result = strided.read(result, steps, starts)
         if tensor.is_conj():
             result = hlo.conj(result)
         return hlo.negate(result) if tensor.is_neg() else result
@@ -144,12 +142,20 @@ class Tracer(TorchDispatchMode):
         base = self.base(tensor)
         array = self._fit(array, tuple(tensor.shape), tensor.dtype)
         base.written = True
-        whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
-        if whole and tensor.numel() and strided.is_dense(tensor.shape, tensor.stride()):
+        storage = tensor.untyped_storage()
+        whole = tensor.numel() * tensor.element_size() == storage.nbytes()
+        # Inputs whose place is data are read by steps for the layout that the storage had at the beginning.
+        keeps_layout = self.followed.moves(storage)
+        if whole and tensor.numel() and strided.is_dense(tensor.shape, tensor.stride()) and not keeps_layout:
             base.array, base.sizes, base.strides, base.dtype = array, tuple(tensor.shape), tensor.stride(), tensor.dtype
             return
-        steps, starts = self._plan(base, tensor)
-        base.array = strided.write(base.value(), steps, starts, array, uniform=uniform)
+        ways = self._ways(base, tensor)
+        operands = [base.value()]
+        for steps, starts in ways[:-1]:
+            operands.append(strided.read(operands[-1], steps, starts))
+        for (steps, starts), operand in zip(reversed(ways), reversed(operands), strict=True):
+            array = strided.write(operand, steps, starts, array, uniform=uniform)
+        base.array = array
 
     def fresh(self, tensor: torch.Tensor, array: Array) -> torch.Tensor:
         """Attaches the value of a new meta tensor; one that isn't dense gets a storage written through its view."""
@@ -202,7 +208,9 @@ class Tracer(TorchDispatchMode):
             return self._lower(func, rule, bind(func, args, kwargs))
         sig = signature(func)
         if func in _METADATA_ONLY or (sig.is_view and not _is_composite(func)):
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            self.followed.follow(func, args, kwargs, result)
+            return result
         if sig.is_view:
             # Such as reshape, which may copy.
             with self:
@@ -281,7 +289,7 @@ class Tracer(TorchDispatchMode):
 
         positional, keyword = unbind(func, [self._operand(v) for v in values])
         if "out" in rule.extras:
-            specs = [Spec(tuple(t.shape), t.dtype) for t in fresh]
+            specs = [Spec(tuple(t.shape), t.dtype) for t in fresh if t is not None]
             if not specs:
                 specs = [Spec(tuple(values[i].shape), values[i].dtype) for i in written if values[i] is not None]
                 if computed is not None:
@@ -301,13 +309,19 @@ class Tracer(TorchDispatchMode):
             for tensor, array in zip(made, results, strict=True):
                 self.fresh(tensor, array)
             return made[0] if len(made) == 1 and not sig.returns_list else made
-        replaced = {id(t): self.fresh(t, a) for t, a in zip(fresh, results, strict=False)}
-        new_values = iter(results[len(fresh) :])
-        for i in written:
-            for target in _flat(values[i]):
-                new = next(new_values)
-                if new is not None and target is not None:
-                    self.write(target, new, uniform=rule.name in _UNIFORM)
+        targets = [t for i in written for t in _flat(values[i])]
+        if len(results) != len(fresh) + len(targets):
+            raise AssertionError(
+                f"the lowering of {func} gives {len(results)} results for {len(fresh)} returned and "
+                f"{len(targets)} written tensors"
+            )
+        replaced: dict[int, torch.Tensor | None] = {}
+        for returned, array in zip(fresh, results, strict=False):
+            if returned is not None:
+                replaced[id(returned)] = None if array is None else self.fresh(returned, array)
+        for target, new in zip(targets, results[len(fresh) :], strict=True):
+            if new is not None and target is not None:
+                self.write(target, new, uniform=rule.name in _UNIFORM)
         return _replace(meta, replaced)
 
     def _computed_dtype(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
@@ -324,13 +338,14 @@ class Tracer(TorchDispatchMode):
             return None
         return result.dtype if isinstance(result, torch.Tensor) else None
 
-    def _fresh_results(self, meta: Any, sig: Any) -> list[torch.Tensor]:
+    def _fresh_results(self, meta: Any, sig: Any) -> list[torch.Tensor | None]:
+        """The new tensors an operator returns, in the places of its schema; None for a gradient nobody asked for."""
         if isinstance(meta, torch.Tensor):
             return [] if sig.returns_alias and sig.returns_alias[0] else [meta]
-        results = []
+        results: list[torch.Tensor | None] = []
         for i, item in enumerate(meta if isinstance(meta, (list, tuple)) else []):
             aliased = sig.returns_alias[0 if sig.returns_list else i] if sig.returns_alias else False
-            if isinstance(item, torch.Tensor) and not aliased:
+            if not aliased and (isinstance(item, torch.Tensor) or (item is None and sig.returns_tensor[i])):
                 results.append(item)
         return results
 
@@ -370,7 +385,9 @@ class Tracer(TorchDispatchMode):
         outs = [v for a, v in zip(arguments, values, strict=True) if a.is_out]
         args, kwargs = unbind(twin, [given.get(a.name, a.default) for a in signature(twin).arguments])
         results = _flat(self.call(twin, args, kwargs))
-        for target, result in zip(outs, results, strict=False):
+        for target, result in zip(outs, results, strict=True):
+            if result is None:
+                continue  # a gradient nobody asked for
             _require_cast(result.dtype, target.dtype)
             if target.shape != result.shape:
                 target.resize_(result.shape)
@@ -457,7 +474,7 @@ def _flat(results: Any) -> list[Any]:
     return [results]
 
 
-def _replace(meta: Any, replaced: dict[int, torch.Tensor]) -> Any:
+def _replace(meta: Any, replaced: dict[int, torch.Tensor | None]) -> Any:
     if isinstance(meta, torch.Tensor):
         return replaced.get(id(meta), meta)
     if isinstance(meta, (list, tuple)):

@@ -169,11 +169,10 @@ def grid_sampler(x: Array, grid: Array, mode: int, padding: int, align_corners: 
 @lower("grid_sampler_2d_backward", "grid_sampler_3d_backward")
 def grid_sampler_backward(
     grad: Array, x: Array, grid: Array, mode: int, padding: int, align_corners: bool, output_mask: Sequence[bool]
-) -> list[Array]:
+) -> list[Array | None]:
     spatial, sizes = x.ndim - 2, x.shape[2:]
     if not grad.size:
-        zeros = hlo.zeros(x.shape, x.dtype), hlo.zeros(grid.shape, grid.dtype)
-        return [zeros[0], zeros[1]] if output_mask[0] else [zeros[1]]
+        return [hlo.zeros(x.shape, x.dtype) if output_mask[0] else None, hlo.zeros(grid.shape, grid.dtype)]
     flat, places = _wide(x, grid)
     wide_grad = hlo.convert(grad, flat.dtype).reshape(*x.shape[:2], places.shape[1])
     targets, updates = [], []
@@ -190,12 +189,9 @@ def grid_sampler_backward(
                 derivative, before = _product(taps, slope_of=d), slopes[d]
                 assert derivative is not None
                 slopes[d] = sensitivity * derivative if before is None else before + sensitivity * derivative
-    results = []
-    if output_mask[0]:
-        results.append(_put(targets, updates, flat).reshape(*x.shape))
+    grad_x = _put(targets, updates, flat).reshape(*x.shape) if output_mask[0] else None
     filled = [hlo.zeros(places.shape[:2], places.dtype) if s is None else s for s in slopes]
-    results.append(hlo.stack(filled[::-1], 2).reshape(*grid.shape))
-    return results
+    return [grad_x, hlo.stack(filled[::-1], 2).reshape(*grid.shape)]
 
 
 @decompose("_grid_sampler_2d_cpu_fallback_backward")

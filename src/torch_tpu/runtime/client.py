@@ -12,6 +12,7 @@ import gc
 import math
 import operator
 import os
+import sys
 import threading
 import weakref
 from collections import deque
@@ -333,6 +334,12 @@ def load_plugin(name: str, path: Path | None) -> None:
 
 
 def _start(chosen: platform.Platform) -> Client:
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        # Counting references to a value, and storing it for every thread to see, both need the interpreter's lock.
+        raise RuntimeError(
+            "the tpu device does not run on a free-threaded interpreter without the global lock: start Python with "
+            "PYTHON_GIL=1 (or -X gil=1), or use an ordinary build of Python"
+        )
     try:
         if chosen.topology is not None:
             from torch_tpu.runtime.topology import TopologyClient

@@ -2,7 +2,8 @@
 
 A storage has a unique fake data pointer, the byte size PyTorch expects, and a Python attribute `value`: the immutable
 XLA value its elements have now. Writing re-points `value`; whoever read the old one keeps it. Two storages may hold
-the same Value (a clone is free until one of them is written).
+the same Value (a clone is free until one of them is written). A program that takes the old value's memory first puts a
+Taken in its place (`Writing`), so that every other thread gets the value before it or the value after it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from typing import Any
 
 import torch
 
+from torch_tpu.hlo import types
 from torch_tpu.hlo.strided import is_dense, storage_elements
 from torch_tpu.runtime import memory
-from torch_tpu.runtime.client import Buffer
+from torch_tpu.runtime.client import Buffer, client
 
 _C: Any = torch._C
 _HOST_KERNELS = _C.DispatchKeySet(_C.DispatchKey.CPU)
@@ -27,6 +29,7 @@ _set = torch.ops.aten.set_.source_Storage_storage_offset.redispatch
 _construct = _C._construct_storage_from_data_pointer
 _make_empty = _C._acc.create_empty_tensor
 _counter = memory.counter
+_get_ident = threading.get_ident
 
 
 # PyTorch knows it by the name "tpu" as soon as the device is registered.
@@ -93,6 +96,7 @@ class Content:
     """What a storage holds: a Value, or in fused eager what will have one.
 
     Attributes:
+        array: its buffer. Asking for it runs what has to run first.
         graph: what will compute it, if it is not there yet.
     """
 
@@ -100,6 +104,10 @@ class Content:
     geometry: Geometry
     array: Buffer | None
     graph: Any = None
+
+    def initialised(self) -> Buffer:
+        """The buffer; memory nobody has written becomes zeros."""
+        return self.array
 
     def give_up(self) -> None:
         """Its buffer was donated to a program; nothing may ask for it any more."""
@@ -122,8 +130,24 @@ class Content:
         return self.geometry.nbytes
 
 
+class _Donated:
+    """In place of the buffer of a value whose memory a program has taken. Nothing refers to such a value."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("a program has taken the memory of this value: torch_tpu should not have used it again")
+
+
+DONATED: Any = _Donated()
+
+
 class Value(Content):
-    """A device buffer with its geometry. `array` is None for memory nobody has written: nothing is allocated yet."""
+    """A device buffer with its geometry.
+
+    Attributes:
+        array: the buffer; None for memory nobody has written, where nothing is allocated; DONATED once it was taken.
+    """
 
     __slots__ = ("array",)
 
@@ -133,13 +157,111 @@ class Value(Content):
         if array is not None:
             _counter.add(geometry.nbytes)
 
+    def initialised(self) -> Buffer:
+        """The buffer; memory nobody has written becomes zeros."""
+        if self.array is None:
+            zeros = client().zeros(tuple(self.sizes), types.numpy_dtype(self.dtype))
+            with _making:
+                if self.array is None:
+                    self.array = zeros
+                    _counter.add(self.nbytes)
+        return self.array
+
     def give_up(self) -> None:
-        self.array = None
+        self.array = DONATED
         _counter.remove(self.geometry.nbytes)
 
     def __del__(self) -> None:
-        if self.array is not None:
+        if self.array is not None and self.array is not DONATED:
             _counter.remove(self.geometry.nbytes)
+
+
+class Taken(Content):
+    """In a storage while a program starts that takes the old value's memory: who wants to read waits for the new one.
+
+    Once that is there, a Taken stands for it.
+    """
+
+    __slots__ = ("_new", "_writing")
+
+    def __init__(self, geometry: Geometry, writing: Writing) -> None:
+        self.geometry = geometry
+        self._writing: Writing | None = writing
+        self._new: Content = self
+
+    def settled(self) -> Content:
+        """The new value, after waiting until the program has started."""
+        found: Content = self
+        while isinstance(found, Taken):
+            writing = found._writing
+            if writing is not None:
+                writing.wait()
+            found = found._new
+        return found
+
+    @property
+    def array(self) -> Buffer | None:  # type: ignore[override]
+        return self.settled().array
+
+    def give_up(self) -> None:
+        raise AssertionError("only the value it stands for can be donated")
+
+
+# Held while storages that a writer has read get a new value. Nothing waits for anything inside. A finalizer may run
+# there, so the same thread may take it again.
+publishing = threading.RLock()
+
+
+class Writing:
+    """The start of a program that computes new values of storages from their old ones: one step for every other thread.
+
+    `take` puts a Taken into each storage. From then on nobody can get the old value, and whoever has it is counted by
+    `references`, so that its memory is given to the program only if nobody has. `end` puts back what no new value has
+    replaced, and lets those go on who wait.
+    """
+
+    __slots__ = ("_ended", "_event", "_owner", "_taken")
+
+    def __init__(self) -> None:
+        self._owner = _get_ident()
+        self._taken: list[tuple[Any, Taken, Content]] = []
+        self._event: threading.Event | None = None
+        self._ended = False
+
+    def take(self, storages: Sequence[Any], values: Sequence[Content], which: Sequence[int]) -> bool:
+        """Takes some of the storages, if they still hold these values; else none, because another thread wrote one."""
+        with publishing:
+            for i in which:
+                if storages[i].value is not values[i]:
+                    return False
+            for i in which:
+                taken = Taken(values[i].geometry, self)
+                # In this order, so that an interruption between the two leaves nothing taken for ever.
+                self._taken.append((storages[i], taken, values[i]))
+                storages[i].value = taken
+        return True
+
+    def wait(self) -> None:
+        """Waits for `end`."""
+        if self._owner == _get_ident():
+            raise RuntimeError("a signal handler or finalizer reads a tensor that its own thread is about to write")
+        with publishing:
+            event = self._event = self._event or threading.Event()
+        # `end` says that it has come before it looks for an event, so one of the two sees the other.
+        if not self._ended:
+            event.wait()
+
+    def end(self) -> None:
+        for storage, taken, old in self._taken:
+            new = storage.value
+            if new is taken:
+                storage.value = new = old
+            taken._new = new
+            taken._writing = None
+        self._taken.clear()
+        self._ended = True
+        if self._event is not None:
+            self._event.set()
 
 
 def references(values: Sequence[Any], n: int) -> tuple[int, int]:
@@ -191,11 +313,11 @@ def new_contiguous(sizes: Sequence[int], dtype: torch.dtype, value: Content) -> 
 
 def value_of(storage: torch.UntypedStorage) -> Content:
     """What the storage holds; a storage that C++ made over one of our pointers gets uninitialised memory."""
-    value = getattr(storage, "value", None)
+    value: Content | None = getattr(storage, "value", None)
     if value is None:
-        value = uninitialised(storage.nbytes())
-        storage.value = value  # type: ignore[attr-defined]
-    return value
+        # Another thread may do the same: the first one's stays.
+        value = vars(storage).setdefault("value", uninitialised(storage.nbytes()))
+    return value.settled() if isinstance(value, Taken) else value
 
 
 def set_geometry(

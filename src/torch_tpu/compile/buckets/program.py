@@ -139,13 +139,16 @@ class BucketedProgram:
         for number in numbers:
             sig.argument(number, True)
         key = sig.finish()
-        plan = execute.known_plan(key)
+        plan = execute.known_plan(key, sig)
         if plan is None:
-            plan = execute.find_plan(key, lambda: self._call(sig, given, numbers, places, padded, fixed, key))
+            plan = execute.find_plan(key, sig, lambda: self._call(sig, given, numbers, places, padded, fixed, key))
         if not isinstance(plan, Plan):
             self._refused = plan.reason.partition("\n")[0]
             return None
-        computed, traced = execute.submit(plan, sig), self._traced[key]
+        try:
+            computed, traced = execute.submit(plan, sig), self._traced[key]
+        except execute.Changed:
+            return self._run(args, true, padded, fixed)
         if traced.draws:
             # The program knows only how much it draws in terms of true sizes.
             hooks.take_random(None, sum((evaluated(n, true) * words + 3) // 4 * 4 for n, words in traced.draws))
