@@ -16,7 +16,8 @@ from tests.compare import Mismatch, assert_same, to_device
 from tests.conformance.database import Entry
 from tests.conformance.operators import OperatorRun
 from tests.conformance.outcome import Outcome, raised, spread
-from tests.conformance.precision import check_as_accurate, widened
+from tests.conformance.precision import check_as_accurate
+from tests.wider import widened
 from torch_tpu import metrics
 
 CHECKS = ("compiled", "compiled_inplace")

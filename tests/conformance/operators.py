@@ -22,17 +22,9 @@ from tests.compare import (
 from tests.conformance import tolerances
 from tests.conformance.database import Entry, info_of
 from tests.conformance.outcome import Outcome, check_same_exception, raised, raised_by_device, spread
-from tests.conformance.precision import (
-    DOUBLE,
-    HALF,
-    check_as_accurate,
-    is_fused,
-    moved,
-    rounded,
-    rounds_elsewhere,
-    widened,
-)
+from tests.conformance.precision import DOUBLE, check_as_accurate, is_fused, moved, rounds_elsewhere
 from tests.conformance.second_order import check_second_order
+from tests.wider import HALF, rounded, widened
 
 CHECKS = ("forward", "gradient", "gradgrad", "strided", "inplace", "out", "errors")
 

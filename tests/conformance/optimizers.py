@@ -16,7 +16,8 @@ from tests.compare import Mismatch, assert_same
 from tests.conformance import tolerances
 from tests.conformance.database import Entry, info_of
 from tests.conformance.outcome import Outcome, check_same_exception, raised, raised_by_device, spread
-from tests.conformance.precision import HALF, check_as_accurate, moved, rounds_elsewhere, widened
+from tests.conformance.precision import check_as_accurate, moved, rounds_elsewhere
+from tests.wider import HALF, widened
 
 CHECKS = ("step", "state_dict", "errors")
 STEPS = 3

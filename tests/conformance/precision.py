@@ -7,20 +7,14 @@ from typing import Any
 
 import torch
 from torch.testing._comparison import default_tolerances
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from tests.compare import Mismatch
+from tests.wider import HALF, WIDER
 from torch_tpu.eager.mode import EagerMode, get_eager_mode
 
 # Second derivatives are compared in these dtypes, as PyTorch's own tests do: they are sums of many terms that cancel.
 DOUBLE = (torch.float64, torch.complex128)
-HALF = (torch.bfloat16, torch.float16)
-WIDER = {
-    torch.bfloat16: torch.float32,
-    torch.float16: torch.float32,
-    torch.float32: torch.float64,
-    torch.complex64: torch.complex128,
-}
 
 
 def rounds_elsewhere(dtype: torch.dtype) -> bool:
@@ -34,24 +28,6 @@ def rounds_elsewhere(dtype: torch.dtype) -> bool:
 
 def is_fused() -> bool:
     return get_eager_mode() is EagerMode.DEFER_AND_FUSE
-
-
-def widened(nest: Any, dtype: torch.dtype) -> Any:
-    """Leaves as wide as `dtype` in the next wider one, dtypes among the arguments as well."""
-    of_width = HALF if dtype in HALF else (torch.float32, torch.complex64)
-
-    def widen(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor) and leaf.dtype in of_width:
-            return leaf.detach().to(WIDER[leaf.dtype]).requires_grad_(leaf.requires_grad)
-        return WIDER[leaf] if isinstance(leaf, torch.dtype) and leaf in of_width else leaf
-
-    return tree_map(widen, nest)
-
-
-def rounded(nest: Any, like: Any) -> list[Any]:
-    """The leaves of one nest in the dtypes of those of another, which may be only the first ones."""
-    pairs = zip(tree_leaves(nest), tree_leaves(like), strict=False)
-    return [leaf.to(other.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf, other in pairs]
 
 
 def moved(nest: Any, dtype: torch.dtype, seed: int) -> None:

@@ -141,11 +141,11 @@ def lstm_cell(gates: Array, c: Array) -> list[Array]:
 @lower("_thnn_fused_lstm_cell_backward_impl")
 def fused_lstm_cell_backward(
     grad_h: Array | None, grad_c: Array | None, c: Array, new_c: Array, workspace: Array, has_bias: bool
-) -> list[Array]:
+) -> list[Array | None]:
     wide_c, wide_new_c, workspace, *given = widen(c, new_c, workspace, grad_h, grad_c)
     grads = [hlo.full_like(wide_c, 0) if g is None else g for g in given]
     gates, _, (_, before) = lstm_gradient(grads, [workspace], [wide_c, wide_c], [wide_new_c, wide_new_c])
-    return [gates, before, *([structured.reduce_sum(gates, [0])] if has_bias else [])]
+    return [gates, before, structured.reduce_sum(gates, [0]) if has_bias else None]
 
 
 @lower("_thnn_fused_gru_cell")

@@ -301,7 +301,8 @@ class Tracer(TorchDispatchMode):
             keyword["rng"] = self.rng()
         if "check" in rule.extras:
             keyword["check"] = self.check
-        results = _flat(rule.function(*positional, **keyword))
+        gives = rule.function(*positional, **keyword)
+        results = [] if gives is None else _flat(gives)
 
         if meta is None and func._schema.returns:
             made = [torch.empty(r.shape, dtype=r.dtype, device="meta") for r in results]
