@@ -133,7 +133,7 @@ def test_a_folder_that_is_a_file_costs_a_warning(cold, tmp_path):
 def test_a_full_disk_costs_a_warning(tmp_path, monkeypatch):
     cache = DiskCache(tmp_path)
 
-    def full(source: str, target: str) -> None:
+    def full(source: str, target: str, **folders: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)

@@ -3,12 +3,18 @@
 PyTorch keeps the entries (in Inductor's cache folder) and names them by Dynamo's graph, the inputs and its settings;
 `enabled_for` adds what this package brings. An entry holds the forward and the backward graph as bytes, which are read
 when a program has to be traced: its plan is on disk under the bytes' name (`eager.stored_plans`), its executable too.
+
+Entries are pickles, which can run code, and PyTorch looks at no owner and no mode. So the cache is used only where its
+folder, all that is in it and what lies above are as `runtime.private_folder` wants them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import warnings
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,15 +23,17 @@ from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 from torch._guards import TracingContext
 from torch._inductor.codecache import resolve_pre_grad_pass_timing
 from torch._inductor.output_code import OutputCode
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import GraphModule
 
+from torch_tpu import metrics
 from torch_tpu.compile.buckets.program import BucketedProgram
 from torch_tpu.compile.graph import GraphProgram, Stored
 from torch_tpu.compile.layers import Layers
 from torch_tpu.compile.stored_graph import NAMESPACES, Unstorable
 from torch_tpu.metrics import programs
-from torch_tpu.runtime import fingerprint
+from torch_tpu.runtime import fingerprint, private_folder
 from torch_tpu.runtime.client import client
 
 BACKWARD = ", backward"
@@ -102,15 +110,18 @@ def enabled_for(graph: GraphModule, storable: bool) -> Iterator[None]:
 
     It does not where programs are kept nowhere, or bear lines of the user's script, or where an operator is the user's,
     whose derivative may have been written anew. Nor where an input is a changing float: an entry may hold for one value
-    alone, and PyTorch compares only integers with those that it was made for.
+    alone, and PyTorch compares only integers with those that it was made for. Nor where others may have written
+    entries.
     """
     usable = (
         storable
+        and config.enable_autograd_cache
         and client().disk_cache is not None
         and not client().names_operators
         and resolve_pre_grad_pass_timing() == "late"
         and not _has_changing_float(graph)
         and not any(_is_foreign(n.target) for g in graph.modules() if isinstance(g, GraphModule) for n in g.graph.nodes)
+        and _is_private()
     )
     # An attribute of the graph is part of its name in the cache.
     graph.torch_tpu = (  # type: ignore[assignment]
@@ -119,13 +130,40 @@ def enabled_for(graph: GraphModule, storable: bool) -> Iterator[None]:
         _attention_settings(),
     )
     with config.patch(
-        enable_autograd_cache=usable and config.enable_autograd_cache,
+        enable_autograd_cache=usable,
         # Entries hold the compiled graphs, not keys of Inductor's cache.
         bundled_autograd_cache=usable,
         # So that backward is part of the entry. Its program is made when it first runs.
         force_non_lazy_backward_lowering=True,
     ):
         yield
+
+
+# Folders that the user was warned of.
+_warned: set[Path] = set()
+_MOST_WARNED = 64
+
+
+def _is_private() -> bool:
+    """Whether nobody but the user can have written entries. Makes their folder, which PyTorch would by the umask."""
+    whole = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir()).absolute()
+    try:
+        private_folder.make(whole / "aotautograd")
+        private_folder.check_tree(whole / "aotautograd")
+    except private_folder.NotPrivate as error:
+        metrics.count("autograd_cache_refused")
+        if whole not in _warned and len(_warned) < _MOST_WARNED:
+            _warned.add(whole)
+            warnings.warn(
+                f"torch_tpu does not use AOTAutograd's cache in {whole}, and captures graphs anew: {error}, and what "
+                f"somebody else wrote there would run as code. `{error.remedy}` makes it usable, if you trust what is "
+                "there; TORCHINDUCTOR_CACHE_DIR names another folder.",
+                stacklevel=2,
+            )
+        return False
+    except OSError:
+        return False  # nothing can be kept there
+    return True
 
 
 def _is_foreign(target: Any) -> bool:

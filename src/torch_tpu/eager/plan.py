@@ -179,8 +179,6 @@ class Plan:
         "writes",
     )
     _numbers = itertools.count()
-    # What differs from process to process.
-    _of_process = ("_module", "call", "executable", "number")
 
     def __init__(
         self,
@@ -202,11 +200,13 @@ class Plan:
         checks: tuple[tuple[int, str, type[Exception], int | None], ...],
         guarded: bool,
         returned: Any,
+        digest: int | None = None,
     ) -> None:
+        """`built` is a module, or as bytecode what `code` gave of another plan, whose `digest` is this one's too."""
         self.number = next(self._numbers)
         self.name = name
         self._module: Any = built
-        self.digest = zlib.crc32(str(built).encode())
+        self.digest = zlib.crc32(str(built).encode()) if digest is None else digest
         self.values = tuple(parameters[: len(bases)])
         self.numbers = tuple(parameters[len(bases) :])
         self.results = results
@@ -233,25 +233,16 @@ class Plan:
             for i, result, _ in writes
             if i in bases and self.values[bases.index(i)] == results[result] and (guarded or not checks)
         )
-        module.reuse_parameters(built, [(argument, result) for argument, _, result in self.reused])
+        if digest is None:
+            module.reuse_parameters(built, [(argument, result) for argument, _, result in self.reused])
         self.returned = returned
         self.is_simple = len(results) == 1 and not writes and isinstance(returned, Fresh) and returned.contiguous
         self.executable: Executable | None = None
         self.call: Call | None = None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        fields = {name: getattr(self, name) for name in self.__slots__ if name not in self._of_process}
-        return Plan._restored, (fields, fingerprint.bytecode(self.module))
-
-    @classmethod
-    def _restored(cls, fields: dict[str, Any], code: bytes) -> Plan:
-        plan = cls.__new__(cls)
-        for name, value in fields.items():
-            setattr(plan, name, value)
-        plan.number = next(cls._numbers)
-        plan.executable = plan.call = None
-        plan._module = code
-        return plan
+    def code(self) -> bytes:
+        """Its module as bytecode."""
+        return self._module if isinstance(self._module, bytes) else fingerprint.bytecode(self._module)
 
     @property
     def module(self) -> Any:

@@ -6,12 +6,13 @@ reading its plan would.
 
 from __future__ import annotations
 
-import pickle
+import contextlib
 from typing import Any
 
 import torch
 
 from torch_tpu import metrics
+from torch_tpu.eager import plan_bytes
 from torch_tpu.eager.plan import Call, Plan, Slot, data_dtype
 from torch_tpu.runtime import fingerprint
 from torch_tpu.runtime.client import client
@@ -31,10 +32,9 @@ def find(call: Call) -> Plan | None:
         return None
     try:
         with metrics.timed("disk_cache_seconds"):
-            plan: Plan = pickle.loads(content)
-    except Exception as error:
-        # The checksum holds, so it is an entry of another version of Python or PyTorch.
-        cache.reject(key, f"can't be read ({type(error).__name__}: {error})")
+            plan = plan_bytes.load(content, call)
+    except plan_bytes.Damaged as error:
+        cache.reject(key, f"can't be read ({error})")
         return None
     metrics.count("program")
     metrics.count("stored_plan")
@@ -45,7 +45,8 @@ def keep(call: Call, plan: Plan) -> None:
     """Writes a plan for later processes."""
     cache, key = _place(call)
     if cache is not None:
-        cache.write(key, pickle.dumps(plan))
+        with contextlib.suppress(plan_bytes.Unstorable):
+            cache.write(key, plan_bytes.dump(plan))
 
 
 def _place(call: Call) -> tuple[DiskCache | None, str]:

@@ -63,9 +63,6 @@ class Geometry:
         self.nbytes = math.prod(sizes) * dtype.itemsize
         self.addresses = _addresses(self.nbytes)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return geometry, (tuple(self.sizes), self.strides, self.dtype)
-
     def __repr__(self) -> str:
         return f"Geometry({list(self.sizes)}, {list(self.strides)}, {self.dtype})"
 
