@@ -194,3 +194,22 @@ def test_cache_commands(monkeypatch, tmp_path):
     off = runner.invoke(cli.app, ["cache", "stats"])
     assert off.exit_code == 1
     assert "TORCH_TPU_CACHE_DIR is empty" in off.output
+
+
+def test_cache_commands_say_what_is_not_used(monkeypatch, tmp_path, probe, installed):
+    monkeypatch.setenv("TORCH_TPU_CACHE_DIR", str(tmp_path))
+    disk_cache.DiskCache(tmp_path).write("ab" * 32, b"x")
+    tmp_path.chmod(0o777)
+    for command, code, said in (
+        ("path", 0, f"{tmp_path}\n"),
+        ("stats", 0, "0 programs, 0.0 MiB of 8,192 MiB\n"),
+        ("clear", 1, "0 programs removed\n"),
+    ):
+        result = runner.invoke(cli.app, ["cache", command])
+        assert (result.exit_code, result.stdout) == (code, said)
+        assert f"Not used: others may write {tmp_path} (mode 0777)" in result.stderr
+    said = " ".join(runner.invoke(cli.app, ["doctor"]).output.split())
+    assert f"disk cache: others may write {tmp_path}" in said
+    tmp_path.chmod(0o700)
+    result = runner.invoke(cli.app, ["cache", "clear"])
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "1 programs removed\n", "")

@@ -85,7 +85,7 @@ def doctor() -> None:
     Lists what was found and what to do about what is missing. Exits with 0 when the device is usable and
     with 1 when it is not.
     """
-    findings = [_python(), *(_package(name) for name in PACKAGES), _autoload(), *_platform()]
+    findings = [_python(), *(_package(name) for name in PACKAGES), _autoload(), _cache_folder(), *_platform()]
     if all(finding.usable for finding in findings):
         findings.append(_device())
     usable = all(finding.usable for finding in findings)
@@ -185,10 +185,20 @@ def _disk_cache() -> disk_cache.DiskCache:
     return cache
 
 
+def _say_what_is_unused(cache: disk_cache.DiskCache) -> bool:
+    """Says on stderr why the cache, or some of it, is not used; returns whether all of it is."""
+    why = cache.why_unused()
+    if why:
+        typer.echo(f"Not used: {why}", err=True)
+    return not why
+
+
 @cache_app.command()
 def path() -> None:
     """Prints the folder."""
-    typer.echo(_disk_cache().folder)
+    cache = _disk_cache()
+    typer.echo(cache.folder)
+    _say_what_is_unused(cache)
 
 
 @cache_app.command()
@@ -197,12 +207,18 @@ def stats() -> None:
     cache = _disk_cache()
     found = cache.stats()
     typer.echo(f"{found.entries:,} programs, {found.nbytes / 2**20:,.1f} MiB of {cache.limit / 2**20:,.0f} MiB")
+    _say_what_is_unused(cache)
 
 
 @cache_app.command()
 def clear() -> None:
-    """Removes every program. Running processes keep theirs."""
-    typer.echo(f"{_disk_cache().clear():,} programs removed")
+    """Removes every program. Running processes keep theirs.
+
+    What is in a folder that others own or may write is left there, and the command exits with 1.
+    """
+    cache = _disk_cache()
+    typer.echo(f"{cache.clear():,} programs removed")
+    raise typer.Exit(0 if _say_what_is_unused(cache) else 1)
 
 
 def _python() -> Finding:
@@ -245,6 +261,17 @@ def _autoload() -> Finding:
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
         return Finding("autoload", "off: TORCH_DEVICE_BACKEND_AUTOLOAD=0", advice=f"{advice}.")
     return Finding("autoload", "`import torch` registers the device")
+
+
+def _cache_folder() -> Finding:
+    """Where compiled programs are kept, and whether they are used."""
+    try:
+        cache = disk_cache.from_environment()
+    except ValueError as error:
+        return Finding("disk cache", "none", usable=False, advice=f"{error}.")
+    if cache is None:
+        return Finding("disk cache", "off: TORCH_TPU_CACHE_DIR is empty, or the user has no home")
+    return Finding("disk cache", str(cache.folder), advice=cache.why_unused())
 
 
 def _platform() -> list[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 import warnings
@@ -129,6 +130,50 @@ def test_damaged_entries_are_made_again(cache: DiskCache, tmp_path: Path, whose:
     assert how == (COLD | {"plans": 1} if whose == "theirs" else {"hit": 1})
     assert any("is damaged" in str(w.message) for w in caught) == (whose == "ours")
     assert anew(scaled, x)[1] == WARM
+
+
+class Planted:
+    """Its pickle makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770])
+def test_what_others_may_have_written_is_not_read(cache: DiskCache, tmp_path: Path, mode: int) -> None:
+    x = torch.tensor(X, device="tpu")
+    assert anew(scaled, x)[1] == COLD
+    folder = tmp_path / "theirs" / "aotautograd"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    (entry,) = folder.glob("*/*")
+    entry.write_bytes(pickle.dumps(Planted(tmp_path / "ran")))
+    folder.chmod(mode)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            result, how = anew(scaled, x)
+            assert (result.tolist(), how) == (WANT, {"plans": 1})
+    (warned,) = (str(w.message) for w in caught if "torch_tpu" in str(w.message))
+    assert f"`chmod -R go= {folder}`" in warned
+    assert "TORCHINDUCTOR_CACHE_DIR" in warned
+    assert not (tmp_path / "ran").exists()
+    assert len(list(folder.glob("*/*"))) == 1
+    entry.unlink()
+    folder.chmod(0o700)
+    assert anew(scaled, x)[1] == {"miss": 1, "saved": 1, "plans": 1}
+
+
+def test_what_belongs_to_somebody_else_is_not_read(cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.tensor(X, device="tpu")
+    anew(scaled, x)
+    own = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
+    with pytest.warns(UserWarning, match=r"AOTAutograd's cache .* belongs to"):
+        result, how = anew(scaled, x)
+    assert (result.tolist(), how) == (WANT, {})
 
 
 def test_what_other_code_left_is_not_used(cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,5 @@ def save(
         if not isinstance(answers[program], compiling.Refusal):
             executable = (own or kept).read(program.key)
             if executable is not None:
-                kept.write(program.key, executable)
-                count += 1
+                count += kept.write(program.key, executable)
     return count
