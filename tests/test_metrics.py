@@ -15,6 +15,7 @@ import torch_tpu
 from torch_tpu import metrics
 from torch_tpu.eager import execute
 from torch_tpu.metrics import programs
+from torch_tpu.metrics.latest import Latest
 
 EagerMode = torch.tpu.EagerMode
 FUSED = EagerMode.DEFER_AND_FUSE
@@ -24,7 +25,7 @@ FUSED = EagerMode.DEFER_AND_FUSE
 def _strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # What other tests have made would be found again, or be nearer to what these make.
     execute.clear_plans()
-    monkeypatch.setattr(programs, "_earlier", {})
+    monkeypatch.setattr(programs, "_earlier", Latest(programs.MOST_NAMES))
     with torch.tpu.set_eager_mode(EagerMode.DEFER_NEVER):
         metrics.reset()
         yield

@@ -176,6 +176,20 @@ def test_what_belongs_to_somebody_else_is_not_read(cache: DiskCache, monkeypatch
     assert (result.tolist(), how) == (WANT, {})
 
 
+def test_a_fault_in_keeping_graphs_is_told(cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch drops errors of its cache; each process would compile anew, and nobody would notice."""
+
+    def typo(value: Any) -> Any:
+        raise AttributeError("no_such_name")
+
+    monkeypatch.setattr(stored_graph, "_parts", typo)
+    with (
+        torch._functorch.config.patch(strict_autograd_cache=False),
+        pytest.raises(AssertionError, match=r"internal error of torch_tpu: .* in a graph: no_such_name"),
+    ):
+        anew(scaled, torch.tensor(X, device="tpu"))
+
+
 def test_what_other_code_left_is_not_used(cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another version of this package may differentiate, lower and lay out otherwise."""
     x = torch.tensor(X, device="tpu")

@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_leaves
 from tests.compare import assert_same, no_fallback, to_device
 from tests.compile.families import FAMILIES, build
 from torch_tpu import metrics
-from torch_tpu.compile.buckets import values
+from torch_tpu.compile.buckets import rules, values
+from torch_tpu.compile.buckets.layout import Unsound
 from torch_tpu.compile.buckets.policy import Policy
 
 # The first equals no size that is the same in all calls, or PyTorch would take the two for one.
@@ -480,3 +481,27 @@ def test_buckets(option: Any, buckets: list[int | None]) -> None:
 def test_other_options_are_refused(option: Any) -> None:
     with pytest.raises(ValueError, match="'buckets'"):
         Policy(option)
+
+
+def test_a_fault_in_a_rule_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not become a program for each shape, which nobody would notice."""
+
+    def softmax(ctx: Any, node: Any, values: Any) -> Any:
+        return values[0].no_such_method()
+
+    monkeypatch.setitem(rules._RULES, "_softmax", softmax)
+    compiled = bucketed(lambda x: x.softmax(0))
+    compiled(torch.ones(SIZES[0], 3, device="tpu"))  # the first size has a program of its own
+    with pytest.raises(RuntimeError, match=r"internal error .*\.softmax for aten\._softmax.*no_such_method"):
+        compiled(torch.ones(SIZES[1], 3, device="tpu"))
+
+
+def test_a_rule_that_does_not_apply_leaves_a_program_for_each_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    def softmax(ctx: Any, node: Any, values: Any) -> Any:
+        raise Unsound("on Sundays")
+
+    monkeypatch.setitem(rules._RULES, "_softmax", softmax)
+    compiled = bucketed(lambda x: x.softmax(0))
+    for size in SIZES:
+        assert_same(compiled(torch.ones(size, 3, device="tpu")), torch.ones(size, 3).softmax(0))
+    assert "aten._softmax.default: on Sundays" in unpadded()

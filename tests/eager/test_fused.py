@@ -221,6 +221,22 @@ def test_what_fails_to_compile_names_its_line_and_spares_the_rest(monkeypatch):
     assert (good * 2).tolist() == [4.0] * 3
 
 
+def test_a_fault_in_making_programs_is_told(monkeypatch):
+    """Operators that run one by one give the right values, slowly: nobody would notice."""
+    x = torch.ones(3, device="tpu")
+    torch.tpu.synchronize()
+    y = x + 1
+
+    def typo(*args: object) -> None:
+        raise AttributeError("no_such_name")
+
+    monkeypatch.setattr(chunk, "find", typo)
+    with pytest.raises(RuntimeError, match=r"internal error of torch_tpu.*no_such_name"):
+        y.tolist()
+    monkeypatch.undo()
+    assert y.tolist() == [2.0] * 3
+
+
 def test_what_was_never_computed_can_not_be_recorded(monkeypatch):
     x = torch.ones(3, device="tpu")
     torch.tpu.synchronize()

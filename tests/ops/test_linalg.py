@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from tests.compare import check, check_opinfo, no_fallback
+from torch_tpu.eager import execute
+from torch_tpu.eager.plan import Plan
 
 CLOSE = {"rtol": 2e-3, "atol": 1e-4}
 DOUBLE = {"rtol": 1e-7, "atol": 1e-8}
@@ -181,3 +183,17 @@ def test_least_squares_solutions_lie_where_the_right_hand_sides_did() -> None:
     for shape in ((4, 3), (5, 4, 3), (3, 4), (5, 3, 3)):
         check(lambda a, b: torch.linalg.lstsq(a, b).solution, torch.randn(shape), torch.randn(*shape[:-1], 2))
     check(lambda a, b: torch.linalg.lstsq(a, b).solution, torch.randn(5, 4, 3), torch.randn(5, 4))
+
+
+@pytest.mark.parametrize("function", [torch.linalg.svdvals, torch.linalg.eigvalsh])
+@pytest.mark.parametrize("shape", [(3, 3), (4, 3, 3)])
+def test_messages_of_failures_take_the_one_number_there_is(
+    function: Callable[[torch.Tensor], object], shape: tuple[int, ...]
+) -> None:
+    """LAPACK's iterations hardly ever fail to converge, so what such an error would say is made here."""
+    execute.clear_plans()
+    function(torch.eye(3, device="tpu").expand(shape).contiguous())
+    plans = [p for p in execute._plans.values() if isinstance(p, Plan)]
+    said = [m.format(2) for p in plans for _, m, error, _ in p.checks if error is torch.linalg.LinAlgError]
+    assert any("failed to converge" in m for m in said)
+    assert all(("(Batch element 2)" in m) == (len(shape) > 2) or "non-finite values" in m for m in said)

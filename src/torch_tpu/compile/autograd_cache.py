@@ -64,23 +64,41 @@ class CompiledGraph(OutputCode):
 
     def prepare_for_serialization(self) -> None:
         """Called on a copy."""
-        assert isinstance(self._program, (GraphProgram, Layers))
-        try:
-            self._stored = self._program.stored()
-        except Unstorable as error:
-            raise BypassAOTAutogradCache(str(error)) from error
-        self._program = None
+        with _errors_told():
+            assert isinstance(self._program, (GraphProgram, Layers))
+            try:
+                self._stored = self._program.stored()
+            except Unstorable as error:
+                raise BypassAOTAutogradCache(str(error)) from error
+            self._program = None
 
     def post_compile(self, example_inputs: Sequence[Any], constants: Any, graph_kwargs: Any) -> None:
         """Called when an entry was found; `graph_kwargs` has the title of the graph that was looked up."""
-        if self._program is None:
-            assert self._stored is not None
-            title = f"{graph_kwargs['compile_region_name']}{self._part}"
-            programs.captured(title, why_again())
-            if self._has_layers:
-                self._program = Layers(self._stored, title)
-            else:
-                self._program = GraphProgram(self._stored, title, self._part == BACKWARD)
+        with _errors_told():
+            if self._program is None:
+                assert self._stored is not None
+                title = f"{graph_kwargs['compile_region_name']}{self._part}"
+                programs.captured(title, why_again())
+                if self._has_layers:
+                    self._program = Layers(self._stored, title)
+                else:
+                    self._program = GraphProgram(self._stored, title, self._part == BACKWARD)
+
+
+@contextlib.contextmanager
+def _errors_told() -> Iterator[None]:
+    """Around what PyTorch calls for its cache: it drops errors there, and would silently compile again each time."""
+    try:
+        yield
+    except BypassAOTAutogradCache:
+        raise
+    except Exception as error:
+        warnings.warn(
+            f"internal error of torch_tpu: a graph can't go through AOTAutograd's cache and is compiled anew in each "
+            f"process ({type(error).__name__}: {error}).",
+            stacklevel=2,
+        )
+        raise
 
 
 def why_again() -> str:

@@ -57,10 +57,14 @@ class Region:
         known_regions[self.key] = self
 
 
+class LeftAlone(Exception):
+    """Equal parts can't be handled once, and why."""
+
+
 def differentiate(graph: GraphModule, part: Part) -> Region:
     """
     Raises:
-        RuntimeError: where AOTAutograd finds that the part returns views of its inputs, where backward needs what it
+        LeftAlone: where AOTAutograd finds that the part returns views of its inputs, where backward needs what it
             overwrites, or where it holds an operator that is not PyTorch's.
     """
     examples = [n.meta["example_value"] for n in part.inputs]
@@ -74,12 +78,15 @@ def differentiate(graph: GraphModule, part: Part) -> Region:
         ]
     # The context of the graph outside must not learn of this one.
     with tracing(TracingContext(mode)):
-        written = _written(_module(graph, part, ()), given, mode)
-        joint = aot_export_joint_simple(_module(graph, part, written), tuple(given), trace_joint=needs_gradients)
+        try:
+            written = _written(_module(graph, part, ()), given, mode)
+            joint = aot_export_joint_simple(_module(graph, part, written), tuple(given), trace_joint=needs_gradients)
+        except RuntimeError as error:  # what AOTAutograd raises
+            raise LeftAlone(str(error)) from error
         assert isinstance(joint, GraphModule)
         targets = [n.target for n in joint.graph.nodes]
         if any(isinstance(t, torch._ops.OpOverload) and t.namespace not in ("aten", "prims") for t in targets):
-            raise RuntimeError("operators of others may have to run between programs")
+            raise LeftAlone("operators of others may have to run between programs")
         outputs = len(part.outputs)
         if not needs_gradients:
             return Region(joint, outputs, written)
@@ -98,14 +105,14 @@ def differentiate(graph: GraphModule, part: Part) -> Region:
             kept.append(value)
             saved.append(~(len(kept) - 1))
     if not set(written).isdisjoint(saved):
-        raise RuntimeError("backward needs what forward overwrites")
+        raise LeftAlone("backward needs what forward overwrites")
     _return(forward, kept)
     gradients = returned(backward)
     places = tuple(i for i, g in enumerate(gradients) if g is not None)
     _return(backward, [gradients[i] for i in places])
     differentiable = tuple(i for i, n in enumerate(part.outputs) if n.meta["example_value"].requires_grad)
     if len(backward.graph.find_nodes(op="placeholder")) != len(saved) + len(differentiable):
-        raise RuntimeError("the partitioner saved something that is no value of the forward graph")
+        raise LeftAlone("the partitioner saved something that is no value of the forward graph")
     delay_recomputation(backward)
     return Region(forward, outputs, written, tuple(saved), differentiable, backward, places)
 
@@ -134,14 +141,14 @@ def _written(module: GraphModule, given: Sequence[torch.Tensor], mode: FakeTenso
 def check_written(part: Part, written: Sequence[int]) -> None:
     """
     Raises:
-        RuntimeError: where new values of these inputs can't be written behind the part.
+        LeftAlone: where new values of these inputs can't be written behind the part.
     """
     examples = [n.meta["example_value"] for n in part.inputs]
     if any(examples[i].requires_grad for i in written):
-        raise RuntimeError("the part writes to an input that needs a gradient")
+        raise LeftAlone("the part writes to an input that needs a gradient")
     storages = [t.untyped_storage()._cdata for t in (*examples, *(n.meta["example_value"] for n in part.outputs))]
     if any(storages.count(storages[i]) > 1 for i in written):
-        raise RuntimeError("the part writes to an input that shares its memory with another one, or with an output")
+        raise LeftAlone("the part writes to an input that shares its memory with another one, or with an output")
 
 
 def _forget_unread_statistics(joint: GraphModule) -> None:

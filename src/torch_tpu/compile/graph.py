@@ -26,6 +26,7 @@ from torch_tpu.compile.recall import Recall
 from torch_tpu.eager import execute, hooks
 from torch_tpu.eager.operator import checks_bounds
 from torch_tpu.eager.plan import Call, Plan
+from torch_tpu.eager.recent import Recent
 from torch_tpu.hlo import module
 from torch_tpu.metrics import programs
 from torch_tpu.ops import derived
@@ -131,8 +132,8 @@ class GraphProgram:
             self.constants = [_resident(t) for t in self.literals]
         self._is_backward = is_backward
         self._recall: Recall | None = None
-        # Where tracing failed, of each signature that no program can express.
-        self._stuck: dict[Any, Node | None] = {}
+        # Where tracing failed, of each signature that no program can express; forgotten later than what is known of it.
+        self._stuck = Recent(2 * execute.MOST_PLANS)
         self._cuts: dict[Node, Cut] = {}
         self._at: Node | None = None
         self.argument_names = [f"constant_{i + 1}" for i in range(len(self.constants))] + list(self._facts.inputs)
@@ -186,7 +187,8 @@ class GraphProgram:
             if observer is not None:
                 observer(self, plan)
         if isinstance(plan, execute.Unsupported):
-            return self._around(self._stuck.setdefault(key, self._at), plan.reason, args)
+            (at,) = self._stuck.find(key) or self._stuck.keep(key, (self._at,))
+            return self._around(at, plan.reason, args)
         if self._facts.has_fixed_shapes and len(sig.tensors) == len(everything):
             self._recall = Recall(plan, sig, not self._is_backward)
         return self._run(plan, sig, args)

@@ -15,7 +15,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from torch_tpu import metrics
-from torch_tpu.compile.differentiate import Region, check_written, differentiate, known_regions, returned
+from torch_tpu.compile.differentiate import LeftAlone, Region, check_written, differentiate, known_regions, returned
 from torch_tpu.compile.repetition import repeated
 from torch_tpu.ops.checkpoint import after
 
@@ -38,7 +38,7 @@ def outline(graph: GraphModule) -> tuple[GraphModule, Region | None]:
         region = differentiate(graph, parts[0])
         for part in parts:
             check_written(part, region.written)
-    except RuntimeError:
+    except LeftAlone:
         metrics.count("repetition_left_alone")
         return graph, None
     metrics.count("repetition_outlined", len(parts))

@@ -58,6 +58,13 @@ def load(code: bytes) -> GraphModule:
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
+        try:
+            return self._reduced(value)
+        except (TypeError, AttributeError) as error:
+            # Such errors of pickle's mean that the graph has no form as bytes; one of this file is none of them.
+            raise AssertionError(f"internal error of torch_tpu: {type(value).__name__} in a graph: {error}") from error
+
+    def _reduced(self, value: Any) -> Any:
         if isinstance(value, GraphModule):
             return _graph, _parts(value)
         if isinstance(value, OpOverload):

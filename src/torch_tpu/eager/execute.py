@@ -50,9 +50,10 @@ _Tensor = torch.Tensor
 LAST_INT64 = 2**63 - 1
 
 # Plan or Unsupported by signature. Forgetting a plan also frees its executable.
-_plans = Recent(16384)
+MOST_PLANS = 16384
+_plans = Recent(MOST_PLANS)
 # Those of simple calls once more, by shorter keys (`eager.simple`).
-simple_plans = Recent(16384)
+simple_plans = Recent(MOST_PLANS)
 _making = threading.RLock()
 _counters = metrics.counts.counters
 

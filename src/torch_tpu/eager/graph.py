@@ -363,7 +363,8 @@ class Graph:
             made: what ran before it, by slot from `base` on.
 
         Raises:
-            The failure of the first operator that fails by itself; nothing where all succeed.
+            The failure of the first operator that fails by itself. Where all succeed, nothing if the runtime failed,
+            such as for want of memory; another error is a fault of this package, and must not make it slow in silence.
         """
         metrics.count("fused_failure")
         results: dict[int, Buffer] = {self.base + n: value.array for n, value in made.items()}
@@ -397,6 +398,11 @@ class Graph:
                 value.fill(results[self.base + n])
         self._forget(len(self.operators), self.base + len(self.slots), {})
         conditions.forget(lambda holds: isinstance(holds.graph, Failed))
+        if failure is None and not isinstance(error, _OF_RUNTIME):
+            failure = RuntimeError(
+                "internal error of torch_tpu: recorded operators did not become a program "
+                f"({type(error).__name__}: {error}), and ran one by one"
+            )
         if failure is not None:
             raise failure from error
 
@@ -412,6 +418,10 @@ class Graph:
             for k, w in enumerate(operands):
                 if w >= 0 or ~w < end:
                     operands[k] = self._input(inputs[w] if w >= 0 else made[~w - base])
+
+
+# What fails outside of this package; jaxlib's errors are RuntimeErrors.
+_OF_RUNTIME = (RuntimeError, MemoryError, OSError)
 
 
 def _no_table(plan: Plan, why: str) -> None:

@@ -2,8 +2,9 @@
 
 Counters: `program` (a new one was traced), `compile` (XLA compiled it) or `disk_cache_hit` (it was on disk),
 `trace_seconds`, `compile_seconds`, `disk_cache_seconds` (spent loading), `compile_cache_hit` (this process had it),
-`disk_cache_read_error`, `disk_cache_write_error`, `execute`, `graph_by_operator` (a compiled graph that no program can
-express ran), `graph_cut` (one ran as programs around what none can express), `fallback::<operator>`,
+`disk_cache_read_error`, `disk_cache_write_error`, `disk_cache_refused` (others may write there),
+`autograd_cache_refused` (the same of AOTAutograd's cache), `execute`, `graph_by_operator` (a compiled graph that no
+program can express ran), `graph_cut` (one ran as programs around what none can express), `fallback::<operator>`,
 `hosted::<operator>` (a small operator that has had many shapes ran on the host for one more), `sync::<what>`,
 `host_to_device_bytes`, `device_to_host_bytes`; in fused mode `fused_program` and `flush::<cause>`. Of compiled graphs:
 `repetition_outlined` (copies of equal parts that became calls of one function), `repetition_left_alone` (graphs whose
@@ -28,7 +29,10 @@ def counters() -> dict[str, int | float]:
 
 
 def reset() -> None:
-    """Forgets all counts and events. Programs stay known, so that a later one still has a reason."""
+    """Forgets all counts, events and graphs. The latest programs stay known, so that a later one still has a reason.
+
+    A graph that was captured before is listed again when it gets another program, or runs without one.
+    """
     counts.reset()
     events.reset()
     programs.reset()

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch_tpu.metrics import counts, places
+from torch_tpu.metrics.latest import Latest
 from torch_tpu.metrics.places import Place
 
 Fields = Mapping[str, str]
@@ -18,6 +19,13 @@ Fields = Mapping[str, str]
 # Programs kept in the log; earlier programs that a new one is compared with, for each name.
 MOST_LOGGED = 4096
 MOST_COMPARED = 64
+# Names (operators and graphs) and operator programs that later reasons can refer to.
+MOST_NAMES = 4096
+MOST_PLANS = 16384
+# Graphs listed, with so many programs each, and places at which Dynamo could not go on.
+MOST_GRAPHS = 1024
+MOST_OF_GRAPH = 256
+MOST_BREAKS = 1024
 # Differences named in a reason.
 MOST_NAMED = 3
 
@@ -62,7 +70,7 @@ class Graph:
     parts: int = 1
     unpadded: str = ""
     is_padded: bool = False
-    made: list[Made] = field(default_factory=list)
+    made: deque[Made] = field(default_factory=lambda: deque(maxlen=MOST_OF_GRAPH))
 
 
 @dataclass(frozen=True)
@@ -76,13 +84,17 @@ class Break:
 
 
 log: deque[Made] = deque(maxlen=MOST_LOGGED)
-graphs: dict[str, Graph] = {}
+# Those that were captured, or had a program made or ran otherwise, since the reset.
+graphs: Latest[str, Graph] = Latest(MOST_GRAPHS)
 breaks: Counter[Break] = Counter()
-_earlier: dict[str, deque[Fields]] = {}
-# The operator program of each plan number, and the fused programs made so far as counts of plan numbers.
-_of_plan: dict[int, Made] = {}
+# What is known of what was made before a reset: each graph as it was captured,
+_captured: Latest[str, Graph] = Latest(MOST_GRAPHS)
+# the programs of each name,
+_earlier: Latest[str, deque[Fields]] = Latest(MOST_NAMES)
+# the operator program of each plan number, and the fused programs made so far as counts of plan numbers.
+_of_plan: Latest[int, Made] = Latest(MOST_PLANS)
 _fused: deque[tuple[Counter[int], tuple[int, ...], int]] = deque(maxlen=MOST_COMPARED)
-_in_fused: set[int] = set()
+_in_fused: Latest[int, None] = Latest(MOST_PLANS)
 
 
 def made(kind: str, name: str, fields: Fields, plan: int) -> None:
@@ -91,13 +103,14 @@ def made(kind: str, name: str, fields: Fields, plan: int) -> None:
     Args:
         plan: its plan's number, by which fused programs name it.
     """
-    earlier = _earlier.setdefault(name, deque(maxlen=MOST_COMPARED))
+    earlier = _earlier.put(name, _earlier.get(name) or deque(maxlen=MOST_COMPARED))
     reason = _difference(fields, earlier) if earlier else ""
     earlier.append(fields)
-    entry = _of_plan[plan] = _logged(kind, name, reason)
-    graph = graphs.get(name) or graphs.get(name.rpartition(", ")[0])  # a piece is named "graph, piece"
-    if graph is not None:
-        graph.made.append(entry)
+    entry = _of_plan.put(plan, _logged(kind, name, reason))
+    for known in (name, name.rpartition(", ")[0]):  # a piece is named "graph, piece"
+        if known in graphs or known in _captured:
+            _graph(known).made.append(entry)
+            break
 
 
 def _logged(kind: str, name: str, reason: str) -> Made:
@@ -127,7 +140,8 @@ def fused(plans: Sequence[int], names: Sequence[str], outputs: int) -> None:
     count = Counter(plans)
     reason = _why_fused(plans, dict(zip(plans, names, strict=True)), count, outputs) if _fused else ""
     _fused.append((count, tuple(plans), outputs))
-    _in_fused.update(plans)
+    for number in count:
+        _in_fused.put(number, None)
     _logged("fused", f"{len(plans)} operators", reason)
 
 
@@ -156,19 +170,34 @@ def _distance(one: Counter[int], other: Counter[int]) -> int:
     return (one - other).total() + (other - one).total()
 
 
+def _graph(name: str) -> Graph:
+    """A graph of the list; one that was captured before the reset joins it again, without what it did then."""
+    found = graphs.get(name)
+    if found is None:
+        known = _captured.get(name) or Graph(name, "", places.here_or_backward())
+        found = graphs.put(name, replace(known, made=deque(maxlen=MOST_OF_GRAPH)))
+    return found
+
+
 def captured(name: str, reason: str, is_padded: bool = False) -> None:
     """Logs a graph that torch.compile captured; `is_padded` if sizes that vary are rounded up."""
-    graphs[name] = Graph(name, reason, places.here_or_backward(), is_padded=is_padded)
+    _captured.put(name, Graph(name, reason, places.here_or_backward(), is_padded=is_padded))
+    graphs.pop(name, None)
+    _graph(name)
 
 
 def broken(reason: str, explanation: str, line: str, source: str) -> None:
     """Counts a captured graph that ends before its function does, at a line that could not be captured."""
-    breaks[Break(reason, explanation, line, source)] += 1
+    found = Break(reason, explanation, line, source)
+    if found not in breaks and len(breaks) >= MOST_BREAKS:
+        found = Break(reason, "", "other lines", "")
+    breaks[found] += 1
 
 
 def layered(name: str, layers: int, distinct: int) -> None:
     """Notes that a captured graph runs as so many different programs, one of them for all of its equal layers."""
-    graphs[name].layers, graphs[name].parts = layers, distinct
+    for graph in filter(None, (_captured.get(name), _graph(name))):
+        graph.layers, graph.parts = layers, distinct
 
 
 def ran_by_operator(name: str, reason: str) -> None:
@@ -183,11 +212,11 @@ def ran_in_pieces(name: str, reason: str) -> None:
 
 def specialised(name: str, reason: str) -> None:
     """Logs that padding a graph's sizes is not sound."""
-    graphs.setdefault(name, Graph(name, "", places.here_or_backward())).unpadded = reason
+    _graph(name).unpadded = reason
 
 
 def _refused(name: str, reason: str) -> Graph:
-    graph = graphs.setdefault(name, Graph(name, "", places.here_or_backward()))
+    graph = _graph(name)
     graph.refused = reason
     return graph
 
@@ -198,10 +227,7 @@ def recompiles() -> list[Made]:
 
 
 def reset() -> None:
-    """Empties the log. What was made before stays known, so that later recompiles have a reason."""
+    """Empties the lists. The latest of what was made before stays known, so that later recompiles have a reason."""
     log.clear()
     breaks.clear()
-    for graph in graphs.values():
-        graph.by_operator = graph.in_pieces = 0
-        graph.unpadded = ""
-        graph.made.clear()
+    graphs.clear()

@@ -6,6 +6,7 @@ LAPACK's: 0 for success, i > 0 where the i-th pivot failed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -172,7 +173,9 @@ def require_success(info: Array, check: Check, name: str, failure: str) -> None:
     flat = hlo.reshape(info, (info.size,))
     position = hlo.select(flat.ne(0), hlo.iota(flat.shape, 0), info.size)
     first = structured.reduce_min(position, [0]) if info.size else hlo.constant(0, torch.int32)
-    reason = failure.split(" (the leading minor")[0].replace("The diagonal element {}", "A diagonal element")
+    # One number can be told, and that is which matrix of the batch it was.
+    reason = re.split(r" \((?:the leading minor|error code)", failure)[0]
+    reason = reason.replace("The diagonal element {}", "A diagonal element")
     check(first >= info.size, f"{name}: (Batch element {{}}): {reason}.".replace("..", "."), error, first)
 
 

@@ -20,6 +20,7 @@ from torch_tpu.compile.buckets.values import Factors, Padded, lengthened, padded
 from torch_tpu.eager import execute, hooks
 from torch_tpu.eager.operator import checks_bounds
 from torch_tpu.eager.plan import Call, Plan
+from torch_tpu.eager.recent import Recent
 from torch_tpu.metrics import programs
 from torch_tpu.ops.trace import Data, Tracer
 
@@ -66,7 +67,8 @@ class BucketedProgram:
         self._placeholders = graph.graph.find_nodes(op="placeholder")
         self._outputs: Sequence[Any] = graph.graph.output_node().args[0]  # type: ignore[assignment]
         self._symbols = Symbols(graph)
-        self._traced: dict[Any, Traced] = {}
+        # As long as a plan is known what was traced with it is, because this table forgets later.
+        self._traced = Recent(2 * execute.MOST_PLANS)
         self._refused = self._refusal()
         self.argument_names = [
             *(f"constant_{i + 1}" for i in range(len(self.exact.constants))),
@@ -146,9 +148,10 @@ class BucketedProgram:
             self._refused = plan.reason.partition("\n")[0]
             return None
         try:
-            computed, traced = execute.submit(plan, sig), self._traced[key]
+            computed = execute.submit(plan, sig)
         except execute.Changed:
             return self._run(args, true, padded, fixed)
+        traced: Traced = self._traced.find(key)
         if traced.draws:
             # The program knows only how much it draws in terms of true sizes.
             hooks.take_random(None, sum((evaluated(n, true) * words + 3) // 4 * 4 for n, words in traced.draws))
@@ -199,7 +202,8 @@ class BucketedProgram:
         arguments += [execute.placeholders(number, sig, True, taken) for number in numbers]
 
         def trace(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-            results, self._traced[key] = self._trace(tracer, args, places, padded, fixed)
+            results, traced = self._trace(tracer, args, places, padded, fixed)
+            self._traced.keep(key, traced)
             return results
 
         return Call(

@@ -24,6 +24,10 @@ from torch_tpu.ops.subgraph import GraphTracer, tensor
 from torch_tpu.ops.trace import Tracer, Unknown
 
 
+class RuleError(RuntimeError):
+    """A rule failed otherwise than by saying that it doesn't apply."""
+
+
 def layout_of(t: torch.Tensor) -> Layout:
     """The layout of a meta tensor of a padded graph."""
     found: Layout | None = getattr(t, "places", None)
@@ -79,9 +83,15 @@ class PaddedTracer(GraphTracer):
         args, kwargs = tree_map(self._settled, (args, kwargs))
         try:
             result = rule(self, n, bind(target, args, kwargs))
-        except Exception as error:
-            # What is wrong with the call itself comes to light when it runs with its own sizes.
+        except NotImplementedError as error:  # Unsound, or no lowering
             raise Unsound(f"{n.target}: {error}") from error
+        except Exception as error:
+            name = f"{rule.__module__.rpartition('.')[2]}.{rule.__name__}"
+            raise RuleError(
+                f"internal error of torch_tpu: the rule {name} for {n.target} with sizes in buckets failed with "
+                f"{type(error).__name__}: {error}. Without options={{'buckets': …}} the graph has a program for each "
+                "shape."
+            ) from error
         self._verify(n, result)
         return result
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from torch_tpu.compile.buckets.layout import Layout
+from torch_tpu.eager.recent import Recent
 from torch_tpu.hlo.strided import contiguous_strides, is_dense
 from torch_tpu.runtime.client import Buffer, client
 from torch_tpu.tensor.storage import Content, Geometry, Value, geometry, new_tensor, value_of
@@ -67,8 +67,9 @@ class Padded(Value):
 
 
 _kept: weakref.WeakKeyDictionary[Padded, Content] = weakref.WeakKeyDictionary()
-# Longer forms of values, by how they are viewed and how long they are.
-_longer: weakref.WeakKeyDictionary[Content, dict[Any, torch.Tensor]] = weakref.WeakKeyDictionary()
+# Longer forms of values, by how they are viewed and how long they are; of each value those used lately.
+_longer: weakref.WeakKeyDictionary[Content, Recent] = weakref.WeakKeyDictionary()
+MOST_LONGER = 16
 
 
 def padded_tensor(
@@ -97,11 +98,10 @@ def lengthened(
         if all(len(dim) == 1 for dim in value.factors):
             # From one bucket to another: few programs do that, wherever it runs.
             return _resized(value.whole, shape, client().is_host_memory), None
-    views = _longer.setdefault(value, {})
+    views = _longer.setdefault(value, Recent(MOST_LONGER))
     key = (tuple(t.shape), t.stride(), t.storage_offset(), t.dtype, tuple(shape))
-    if key not in views:
-        views[key] = _resized(t, shape, _by_host(t))
-    return views[key], None
+    found = views.find(key)
+    return views.keep(key, _resized(t, shape, _by_host(t))) if found is None else found, None
 
 
 def _by_host(t: torch.Tensor) -> bool:
