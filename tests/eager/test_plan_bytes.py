@@ -53,6 +53,7 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Call, Plan]]:
         leaf = torch.rand(3, 4, device="tpu", requires_grad=True)
         torch.compile(lambda x: torch.nn.functional.cross_entropy(x, index[:3] % 4), dynamic=False)(leaf).backward()
         torch.compile(lambda x: x * 2 + x.shape[0], dynamic=True)(table)
+        torch.compile(lambda x: [x + 1, x[1:], x.t()], dynamic=False)(torch.rand(9, 4, device="tpu")[3:7])
         torch.compile(torch.linalg.cholesky, dynamic=False)(torch.eye(3, device="tpu"))
     assert len(made) >= 4
     return made
@@ -180,7 +181,9 @@ def test_each_field_is_looked_at(plans: list[tuple[Call, Plan]]) -> None:
     ("name", "change"),
     [
         ("returned", lambda tree: {"list": [{"alias": [0, [1000], [1], 0, "float32"]}]}),
-        ("returned", lambda tree: {"list": [{"alias": [0, [2], [1], 1000, "float32"]}]}),
+        ("returned", lambda tree: {"list": [{"alias": [0, [2], [1], 4000, "float32"]}]}),
+        ("returned", lambda tree: {"list": [{"alias": [0, [2], [1], -4, "float32"]}]}),
+        ("returned", lambda tree: {"list": [{"alias": [0, [2], [1], 3, "float32"]}]}),
         ("results", lambda specs: [[[2**40], "float32"], *specs[1:]]),
         ("checks", lambda checks: [[slot, "{0.__class__}", kind, slot] for slot, _, kind, _ in checks]),
         ("checks", lambda checks: [[slot, text, "SystemExit", None] for slot, text, *_ in checks]),

@@ -68,6 +68,7 @@ def dump(plan: Plan) -> bytes:
         "starts": [i for i, _ in plan.starts],
         "data": [i for i, _ in plan.data],
         "hosts": [i for i, _ in plan.hosts],
+        "for_offsets": plan.for_offsets,
         "uses_rng": plan.uses_rng,
         "draws": plan.draws,
         "writes": [[i, result, _geometry(g)] for i, result, g in plan.writes],
@@ -190,6 +191,7 @@ class _Reader:
             starts=tuple((i, call.inputs[i].starts) for i in starts),
             data=tuple((i, data_dtype(call.data[i], call.wide)) for i in data),
             hosts=tuple((i, call.hosts[i]) for i in hosts),
+            for_offsets=self._bool(header["for_offsets"]),
             uses_rng=uses_rng,
             draws=self._number(header["draws"]),
             writes=writes,
@@ -240,9 +242,15 @@ class _Reader:
         if form == "same":
             return Alias(self._number(content, len(self.call.inputs) - 1), True)
         if form == "alias":
-            i, *place = self._items(content, 5)
-            i = self._number(i, len(self.call.inputs) - 1)
-            return Alias(i, False, *self._place(place, self._nbytes[i]))
+            i, *extent, offset, dtype = self._items(content, 5)
+            i, of = self._number(i, len(self.call.inputs) - 1), self._dtype(dtype)
+            source = self.call.inputs[i]
+            # In bytes, from where the input begins.
+            _require(type(offset) is int and abs(offset) <= _MOST, "a view begins nowhere")
+            begin, odd = divmod(source.offset * source.dtype.itemsize + offset, of.itemsize)
+            _require(not odd, "a view begins inside of an element")
+            view = self._place([*extent, begin, dtype], self._nbytes[i])
+            return Alias(i, False, *view[:2], offset, of)
         if form == "fresh":
             result, g, *place, contiguous = self._items(content, 7)
             result, shape = self._result(result, g)
@@ -323,7 +331,7 @@ class _Reader:
 _READ_BY = dict.fromkeys(
     (
         *("module", "digest", "results", "operations", "custom_calls", "reads_precision", "bases", "starts", "data"),
-        *("hosts", "uses_rng", "draws", "writes", "checks", "returned"),
+        *("hosts", "for_offsets", "uses_rng", "draws", "writes", "checks", "returned"),
     )
 )
 
