@@ -17,6 +17,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # Package: the project's own packages it may import besides itself, and everything from outside the standard library.
 LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "metrics": (set(), set()),
+    "patching": (set(), set()),
     "runtime": (set(), {"numpy", "jaxlib", "filelock", "platformdirs"}),
     "hlo": (set(), {"numpy", "ml_dtypes", "torch", "jaxlib.mlir"}),
     "tensor": ({"hlo", "runtime"}, {"numpy", "torch"}),
@@ -26,8 +27,8 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "device": ({"compile", "eager", "runtime", "tensor"}, {"numpy", "torch"}),
     "planner": ({"eager", "runtime", "tensor"}, {"numpy", "rich", "torch", "typer"}),
 }
-# Counts of what happened; every layer adds to them.
-FOR_ALL = {"metrics"}
+# Counts of what happened, and the registry of patches; every layer adds to them.
+FOR_ALL = {"metrics", "patching"}
 LONGEST = 600
 MODULE_NAME = re.compile(r"(torch_tpu|jaxlib|jax)(\.\w+)+")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|Users|root|work|mnt)/\w")

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from torch_tpu.patching import versions
 from torch_tpu.planner import command
 from torch_tpu.runtime import diagnosis, disk_cache, platform
 from torch_tpu.runtime.generations import GIB
@@ -48,6 +49,8 @@ if client().runs:
 properties = torch.tpu.get_device_properties(0)
 print(json.dumps([torch.tpu.device_count(), properties.name, properties.total_memory]))
 """
+# Also in a process of its own: what is patched is imported, to see whether the patches fit.
+PATCHES_PROBE = "import json, torch_tpu.patch_report; print(json.dumps(torch_tpu.patch_report.report()))"
 
 
 @dataclass(frozen=True)
@@ -86,16 +89,23 @@ def doctor() -> None:
     with 1 when it is not.
     """
     findings = [_python(), *(_package(name) for name in PACKAGES), _autoload(), _cache_folder(), *_platform()]
+    patches: list[Finding] = []
     if all(finding.usable for finding in findings):
+        patches = _patches()
         findings.append(_device())
-    usable = all(finding.usable for finding in findings)
+    usable = all(finding.usable for finding in [*findings, *patches])
 
     console = Console()
     table = Table("", "what", "found", box=None, pad_edge=False)
     for finding in findings:
         table.add_row(finding.mark, finding.subject, escape(finding.found))
     console.print(table)
-    for finding in findings:
+    if patches:
+        table = Table("", "patch", "state", box=None, pad_edge=False)
+        for finding in patches:
+            table.add_row(finding.mark, finding.subject, escape(finding.found))
+        console.print(table)
+    for finding in [*findings, *patches]:
         if finding.advice:
             console.print(f"{finding.mark} {finding.subject}: {escape(finding.advice)}")
     console.print("[green]The device works.[/]" if usable else "[red]The device is not usable.[/]")
@@ -233,8 +243,10 @@ def _package(name: str) -> Finding:
         if name == "libtpu":
             return Finding(name, "not installed: only needed on TPUs and to compile for them")
         return Finding(name, "not installed", usable=False, advice="run `pip install torch-tpu`.")
-    if oldest and _numbers(version) < _numbers(oldest):
+    if oldest and versions.numbers(version) < versions.numbers(oldest):
         return Finding(name, version, usable=False, advice=f"run `pip install '{name}>={oldest}'`.")
+    if versions.is_newer(name, version):
+        return Finding(name, version, advice=f"newer than the versions that were tested: {versions.tested(name)}.")
     return Finding(name, version)
 
 
@@ -246,12 +258,6 @@ def _required_versions() -> dict[str, str]:
         return {}
     found = (re.match(r"([\w-]+)>=([\d.]+)$", requirement) for requirement in requirements)
     return {match[1].replace("-", "_"): match[2] for match in found if match}
-
-
-def _numbers(version: str) -> list[int]:
-    """The release numbers of a version: [2, 13, 0] for "2.13.0+cpu"."""
-    release = re.match(r"\d+(\.\d+)*", version)
-    return [int(number) for number in release[0].split(".")] if release else []
 
 
 def _autoload() -> Finding:
@@ -308,6 +314,30 @@ def _device_files() -> Finding:
         who = ", ".join(f"{name} (process {number})" for number, name in holders.items())
         return Finding("device files", f"{found}, open in {who}", advice=diagnosis.advice("already in use"))
     return Finding("device files", found)
+
+
+def _patches() -> list[Finding]:
+    """The changes to objects of other packages: applied, not needed yet, or off."""
+    try:
+        probe = subprocess.run(
+            [sys.executable, "-c", PATCHES_PROBE],
+            capture_output=True,
+            text=True,
+            timeout=PROBE_TIMEOUT_SECONDS,
+            check=True,
+        )
+        rows = json.loads(probe.stdout.splitlines()[-1])
+    except (subprocess.SubprocessError, ValueError, IndexError) as error:
+        return [Finding("patches", f"can't be listed: {error}")]
+    return [
+        Finding(
+            row["name"],
+            row["state"] if not row["note"] else f"{row['state']}: {row['note']}",
+            usable=row["state"] != "off" or not row["required"],
+            advice="" if row["state"] != "off" else f"{row['reason']} Off: {row['feature']}.",
+        )
+        for row in rows
+    ]
 
 
 def _device() -> Finding:

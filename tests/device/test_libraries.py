@@ -80,7 +80,7 @@ def test_an_import_hook_runs_at_every_import_and_not_for_a_look_up(run_python):
     script = """
 import importlib, importlib.util, sys
 import torch, torch_tpu
-from torch_tpu.device.post_import import after_import
+from torch_tpu.patching.post_import import after_import
 seen = []
 after_import("wave", lambda module: seen.append(module.Wave_read.__name__))
 importlib.util.find_spec("wave")

@@ -9,15 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from torch_tpu.compile import changing_floats
 from torch_tpu.compile.buckets import rules
 from torch_tpu.compile.buckets.policy import Policy
 from torch_tpu.compile.buckets.program import BucketedProgram, Family
 from torch_tpu.compile.graph import GraphProgram
+from torch_tpu.compile.on_device import is_on_device
 from torch_tpu.compile.recompute import delay_recomputation, one_by_one, partition
 from torch_tpu.metrics import programs
+from torch_tpu.patching import registry
 
 MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
@@ -46,6 +47,7 @@ def compile_graph(
     if not is_on_device(graph, examples):
         # What a break leaves of a function may be the host's alone.
         return graph.forward
+    registry.demand("Dynamo")
     _log_break(graph)
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.aot_autograd import SerializableAOTDispatchCompiler
@@ -131,9 +133,3 @@ def _log_break(graph: torch.fx.GraphModule) -> None:
         frame = why.user_stack[-1]
         programs.broken(first, explanation, f"{frame.filename}:{frame.lineno}", (frame.line or "").strip())
 
-
-def is_on_device(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> bool:
-    """Whether a graph has to do with the device: by its inputs, its constants or what it makes."""
-    values = [*examples, *graph.parameters(), *graph.buffers()]
-    values += [n.meta.get("example_value", n.meta.get("val")) for n in graph.graph.nodes]
-    return any(isinstance(t, torch.Tensor) and t.device.type == "tpu" for t in tree_leaves(values))

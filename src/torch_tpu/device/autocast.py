@@ -8,12 +8,14 @@ uses: a program that uses one twice computes the cast once anyway.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import torch
 
-from torch_tpu.device.post_import import after_import
+from torch_tpu.patching.changes import Changes
+from torch_tpu.patching.needs import function, holding
+from torch_tpu.patching.post_import import after_import
+from torch_tpu.patching.registry import Moment, optional
 
 Kernel = Callable[..., Any]
 
@@ -88,8 +90,8 @@ def install_casts() -> None:
     for name in WIDEST:
         _register(name, _in_widest(_overload(name)))
     _register("binary_cross_entropy", _refuse_binary_cross_entropy)
-    _pass_higher_order_operators()
-    after_import("torch._higher_order_ops.flex_attention", _cast_flex_attention)
+    pass_higher_order_operators.apply()
+    after_import("torch._higher_order_ops.flex_attention", cast_flex_attention.module_imported)
 
 
 def _register(name: str, kernel: Kernel) -> None:
@@ -192,17 +194,33 @@ def _refuse_binary_cross_entropy(*args: Any, **kwargs: Any) -> Any:
     raise RuntimeError(BINARY_CROSS_ENTROPY)
 
 
-def _pass_higher_order_operators() -> None:
-    """Lets `cond`, `while_loop`, `scan` and the like pass the key, which PyTorch does for its own devices' keys."""
-    torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(_KEY)
+@optional(
+    "autocast of higher-order operators",
+    "cond, while_loop, scan and the like run under torch.autocast",
+    holding("torch._ops:_HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS", kind=list),
+    holding("torch._ops:_higher_order_ops", kind=dict),
+    function("torch._ops:HigherOrderOperator.fallthrough", "dispatch_key"),
+    moment=Moment.CALL,
+)
+def pass_higher_order_operators(changes: Changes) -> None:
+    # They pass the key, as PyTorch lets them pass its own devices' keys.
+    changes.append(torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS, _KEY)
     for operator in torch._ops._higher_order_ops.values():
         operator.fallthrough(_KEY)
 
 
-def _cast_flex_attention(module: ModuleType) -> None:
+@optional(
+    "autocast of FlexAttention",
+    "flex_attention takes part in torch.autocast",
+    function("torch._higher_order_ops.flex_attention:flex_attention.py_impl", "k"),
+    moment=Moment.CALL,
+)
+def cast_flex_attention(changes: Changes) -> None:
+    from torch._higher_order_ops.flex_attention import flex_attention
+
     def kernel(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         dtype = torch.get_autocast_dtype("tpu")
         with torch._C._ExcludeDispatchKeyGuard(_EXCLUDED):
-            return module.flex_attention(*_cast((query, key, value), dtype), *args, **kwargs)
+            return flex_attention(*_cast((query, key, value), dtype), *args, **kwargs)
 
-    module.flex_attention.py_impl(_KEY)(kernel)
+    flex_attention.py_impl(_KEY)(kernel)

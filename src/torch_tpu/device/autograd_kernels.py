@@ -17,12 +17,7 @@ def install() -> None:
         _library.impl("scaled_dot_product_attention", sdpa.scaled_dot_product_attention, key)
     _library.impl("_fused_sdp_choice", sdpa.fused_sdp_choice, "PrivateUse1")
     _library.impl("_efficientzerotensor", _efficientzerotensor, "PrivateUse1")
-    _library.impl("_pin_memory", _pin_memory, "CPU")
-    _library.impl("is_pinned", _is_pinned, "CPU")
-    _library.impl("is_pinned", _is_pinned, "PrivateUse1")
-    # These keys' own kernel for an unknown operation makes plain copies of its arguments, by `_copy_from`, without end.
-    for key in ("Conjugate", "Negative", "ZeroTensor"):
-        _library.impl("_copy_from", torch.library.fallthrough_kernel, key)
+    _library.impl("is_pinned", is_pinned, "PrivateUse1")
 
 
 def _has_compatible_shallow_copy_type(self: torch.Tensor, other: torch.Tensor) -> bool:
@@ -55,7 +50,7 @@ def _is_foreign(device: Any) -> bool:
     return device is not None and torch.device(device).type != "tpu"
 
 
-def _pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
+def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
     if _is_foreign(device):
         return torch.ops.aten._pin_memory.default.redispatch(_CUDA_KEYS, self, device)
     pinned = self.clone()
@@ -63,7 +58,7 @@ def _pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
     return pinned
 
 
-def _is_pinned(self: torch.Tensor, device: Any = None) -> bool:
+def is_pinned(self: torch.Tensor, device: Any = None) -> bool:
     if _is_foreign(device):
         return torch.ops.aten.is_pinned.default.redispatch(_CUDA_KEYS, self, device)
     return getattr(self.untyped_storage(), "_pinned_for_tpu", False)

@@ -8,6 +8,8 @@ from typing import Any, NoReturn
 import torch
 
 from torch_tpu.device import privateuse1
+from torch_tpu.patching import versions
+from torch_tpu.patching.registry import PatchError
 
 
 class _BrokenModule(types.ModuleType):
@@ -33,6 +35,10 @@ class _BrokenModule(types.ModuleType):
     def manual_seed_all(self, seed: int) -> None:
         raise unusable(self._error)
 
+    def _lazy_init(self) -> None:
+        # PyTorch calls this before it makes or moves anything to the device.
+        raise unusable(self._error)
+
     def __getattr__(self, name: str) -> Any:
         # An AttributeError, so that asking `hasattr` breaks no one who does not need the device.
         raise AttributeError(str(unusable(self._error))) from self._error
@@ -43,7 +49,12 @@ _libraries: list[torch.library.Library] = []
 
 def unusable(error: BaseException) -> RuntimeError:
     """A fresh error for one use of the device, caused by `error`."""
-    problem = RuntimeError(f"The device 'tpu' could not be registered with PyTorch: {type(error).__name__}: {error}")
+    version = versions.found("torch")
+    newer = f" (torch_tpu was tested with torch {versions.tested('torch')}, this is {version})"
+    problem = RuntimeError(
+        f"The device 'tpu' could not be registered with PyTorch: {type(error).__name__}: {error}"
+        + newer * (versions.is_newer("torch", version) and not isinstance(error, PatchError))
+    )
     problem.__cause__ = error
     return problem
 
@@ -56,7 +67,7 @@ def install(error: BaseException) -> None:
     def raise_error(*args: object, **kwargs: object) -> NoReturn:
         raise unusable(error)
 
-    privateuse1.claim(_BrokenModule(error))
+    privateuse1.claim(_BrokenModule(error), usable=False)
     library = torch.library.Library("_", "IMPL")
     library.fallback(raise_error, "PrivateUse1")
     _libraries.append(library)

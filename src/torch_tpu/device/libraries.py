@@ -2,39 +2,46 @@
 
 from __future__ import annotations
 
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import torch
 
 from torch_tpu.device.memory import mem_get_info
-from torch_tpu.device.post_import import after_import
 from torch_tpu.device.properties import is_available
+from torch_tpu.patching.changes import Changes
+from torch_tpu.patching.needs import a_class, a_property, function
+from torch_tpu.patching.registry import optional
 
 
-def install() -> None:
-    after_import("accelerate.state", _accelerate_default_device)
-    after_import("accelerate.utils.modeling", _accelerate_max_memory)
-    # The second module holds the name that it took from the first, if it was imported before the device.
-    after_import("safetensors", _safetensors_open)
-    after_import("safetensors.torch", _safetensors_open)
-
-
-def _accelerate_default_device(state: ModuleType) -> None:
+@optional(
+    "accelerate: device",
+    "accelerate takes the device by itself",
+    a_property("accelerate.state:PartialState.default_device"),
+    after="accelerate.state",
+)
+def accelerate_default_device(changes: Changes) -> None:
     # accelerate takes the CPU when it finds none of the devices it knows.
-    original = state.PartialState.default_device.fget
+    partial_state = changes.module.PartialState
+    original = partial_state.default_device.fget
 
     def default_device(self: Any) -> torch.device:
         device: torch.device = original(self)
         return torch.device("tpu") if device.type == "cpu" and is_available() else device
 
     default_device.__doc__ = original.__doc__
-    state.PartialState.default_device = property(default_device)
+    changes.set(partial_state, "default_device", property(default_device))
 
 
-def _accelerate_max_memory(modeling: ModuleType) -> None:
+@optional(
+    "accelerate: memory",
+    'accelerate counts the device\'s memory for device_map="auto"',
+    function("accelerate.utils.modeling:get_max_memory", "max_memory"),
+    after="accelerate.utils.modeling",
+)
+def accelerate_max_memory(changes: Changes) -> None:
     # `device_map="auto"` would put everything on the CPU: the budget has no entry for a device it does not know.
-    original = modeling.get_max_memory
+    original = changes.module.get_max_memory
 
     def get_max_memory(max_memory: Any = None) -> Any:
         budget = original(max_memory)
@@ -43,23 +50,30 @@ def _accelerate_max_memory(modeling: ModuleType) -> None:
         return budget
 
     get_max_memory.__doc__ = original.__doc__
-    modeling.get_max_memory = get_max_memory  # type: ignore[attr-defined]
+    changes.set(changes.module, "get_max_memory", get_max_memory)
 
 
-def _safetensors_open(module: ModuleType) -> None:
+def safetensors_open(changes: Changes) -> None:
     # The Rust side refuses `device="tpu"`, so the file is opened for the CPU and each tensor copied as it is read.
-    original = getattr(module, "safe_open", None)
-    if original is None or getattr(original, "_knows_tpu", False):
-        return
+    original = changes.module.safe_open
 
     def safe_open(filename: Any, framework: str, device: Any = "cpu", **options: Any) -> Any:
         if framework not in ("pt", "torch", "pytorch") or not _names_tpu(device):
             return original(filename, framework, device, **options)
         return _OpenForTpu(original(filename, framework, "cpu", **options), torch.device(device))
 
-    safe_open._knows_tpu = True  # type: ignore[attr-defined]
     safe_open.__doc__ = original.__doc__
-    module.safe_open = safe_open  # type: ignore[attr-defined]
+    changes.set(changes.module, "safe_open", safe_open)
+
+
+# The second module holds the name that it took from the first, if it was imported before the device.
+for _module in ("safetensors", "safetensors.torch"):
+    optional(
+        f"{_module}: open",
+        "safetensors files are read to the device",
+        a_class(f"{_module}:safe_open", "get_tensor", "get_slice"),
+        after=_module,
+    )(safetensors_open)
 
 
 def _names_tpu(device: Any) -> bool:

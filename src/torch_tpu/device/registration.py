@@ -5,12 +5,16 @@ from __future__ import annotations
 import torch
 
 from torch_tpu.device import privateuse1
+from torch_tpu.patching import registry
 
 
 def register() -> None:
     """Makes `tpu` a device of this process.
 
     Imports neither jaxlib nor any lowering: the first operation does that.
+
+    Raises:
+        PatchError: a change to PyTorch that the device can't do without does not fit; nothing was changed.
     """
     if privateuse1.is_taken():
         raise RuntimeError(
@@ -18,27 +22,28 @@ def register() -> None:
             f"{torch._C._get_privateuse1_backend_name()!r} is already registered. Uninstall one of the two packages, "
             "or set TORCH_DEVICE_BACKEND_AUTOLOAD=0 and import the one you want."
         )
-    from torch_tpu.device import (
-        accelerator,
+    from torch_tpu.device import patches  # noqa: F401  (declares what is required)
+
+    # The modules below use PyTorch's private objects when they are imported.
+    registry.check_required()
+    from torch_tpu.device import (  # (declare the others)
+        accelerator,  # noqa: F401
         autocast,
         autograd_kernels,
+        compile_patches,  # noqa: F401
         fork,
         generator,
         index,
-        libraries,
-        module,
-        patches,
+        libraries,  # noqa: F401
+        stream_guard,  # noqa: F401
     )
     from torch_tpu.eager import gate, hooks
 
-    privateuse1.claim(module.build())
+    registry.apply_all()
     generator.default_generator()
     hooks.take_random = generator.take
     hooks.check_index = index.check_index
-    accelerator.install()
     autocast.install()
     autograd_kernels.install()
-    patches.install()
-    libraries.install()
     fork.install()
     gate.install()

@@ -15,9 +15,17 @@ from pathlib import Path
 
 import torch
 
+from torch_tpu.patching.changes import Changes
+from torch_tpu.patching.needs import a_class
+from torch_tpu.patching.registry import Moment, optional
+
 _HEADER = Path(torch.__file__).parent / "include/c10/core/impl/DeviceGuardImplInterface.h"
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
+_FUNCTION = "exchangeStream"
+_MANGLED = f"{len(_FUNCTION)}{_FUNCTION}"
 _WORD = ctypes.sizeof(ctypes.c_void_p)
+# Two words lie before the first entry; the destructor, declared last, has two entries.
+_BEFORE, _DESTRUCTORS = 2, 2
 # C++ reads the table as long as the process lives.
 _tables: list[ctypes.Array[ctypes.c_void_p]] = []
 
@@ -28,29 +36,47 @@ def virtual_functions() -> list[str]:
     return re.findall(r"^ +virtual [\w:* ]+?[ *](~?\w+)\(", interface, re.MULTILINE)
 
 
-def ignore_streams() -> bool:
-    """Replaces the entry; False where this torch is laid out otherwise, and nothing was changed."""
+@optional(
+    "stream guard",
+    "an exception in a hook of backward reaches the user instead of ending the process",
+    a_class("torch._C._autograd:DeviceType", "CPU", "PrivateUse1"),
+    moment=Moment.FIRST_USE,
+)
+def ignore_streams(changes: Changes) -> None:
+    """Replaces the entry, where the header's order is that of the symbols in both tables.
+
+    Raises:
+        RuntimeError, OSError, ValueError: this torch is laid out otherwise; nothing was changed.
+    """
+    from torch_tpu.device.symbols import symbol_at
+
     if not sys.platform.startswith("linux") or _WORD != 8:
-        return False
-    try:
-        functions = virtual_functions()
-        entry = functions.index("exchangeStream")
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-        guards = (ctypes.c_void_p * 32).in_dll(library, _REGISTRY)
-    except (OSError, ValueError):
-        return False
-    cpu, own = (guards[int(kind)] for kind in (_device_type("CPU"), _device_type("PrivateUse1")))
-    if functions[0] != "type" or not cpu or not own:
-        return False
-    # Two words before the first entry belong to the table, and the destructor has two entries.
-    size = 2 + len(functions) + 1
-    old = ctypes.c_void_p.from_address(own)
-    table = (ctypes.c_void_p * size).from_buffer_copy(ctypes.string_at((old.value or 0) - 2 * _WORD, size * _WORD))
-    no_op = (ctypes.c_void_p * len(functions)).from_address(ctypes.c_void_p.from_address(cpu).value or 0)
-    table[2 + entry] = no_op[entry]
+        raise RuntimeError("the layout of the device guard is known on 64-bit Linux alone")
+    functions = virtual_functions()
+    entry = functions.index(_FUNCTION)
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    guards = (ctypes.c_void_p * 32).in_dll(library, _REGISTRY)
+    cpu, own = (guards[_device_type(kind)] for kind in ("CPU", "PrivateUse1"))
+    if not cpu or not own:
+        raise RuntimeError("no device guards are registered")
+    pointer = ctypes.c_void_p.from_address(own)
+    entries = [_entry(guard, entry) for guard in (cpu, own)]
+    symbols = [symbol_at(address) for address in entries]
+    if functions[0] != "type" or not all(_MANGLED in symbol for symbol in symbols):
+        # They may be hidden in a build whose symbols were stripped; an entry that nobody can name is left alone.
+        raise RuntimeError(f"the guard's entry {entry} is not {_FUNCTION} by its symbols, but {' and '.join(symbols)}")
+    size = _BEFORE + len(functions) + _DESTRUCTORS
+    before = pointer.value or 0
+    table = (ctypes.c_void_p * size).from_buffer_copy(ctypes.string_at(before - _BEFORE * _WORD, size * _WORD))
+    table[_BEFORE + entry] = entries[0]
     _tables.append(table)
-    old.value = ctypes.addressof(table) + 2 * _WORD
-    return True
+    changes.on_undo(lambda: setattr(pointer, "value", before))
+    pointer.value = ctypes.addressof(table) + _BEFORE * _WORD
+
+
+def _entry(guard: int, entry: int) -> int:
+    table = ctypes.c_void_p.from_address(guard).value or 0
+    return ctypes.c_void_p.from_address(table + entry * _WORD).value or 0
 
 
 def _device_type(name: str) -> int:

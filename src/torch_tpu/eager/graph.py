@@ -21,7 +21,6 @@ from typing import Any
 from weakref import ref
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from torch_tpu import metrics
 from torch_tpu.eager import chunk, conditions, hooks, mode, refused
@@ -30,6 +29,9 @@ from torch_tpu.eager.plan import Plan
 from torch_tpu.hlo.strided import contiguous_strides
 from torch_tpu.metrics import places
 from torch_tpu.metrics.places import Place
+from torch_tpu.patching.changes import Changes
+from torch_tpu.patching.needs import function
+from torch_tpu.patching.registry import Moment, optional
 from torch_tpu.runtime.client import Buffer, client, client_errors, launch
 from torch_tpu.tensor.errors import translate
 from torch_tpu.tensor.storage import UNSHARED, Content, Geometry, Taken, Value, geometry, references
@@ -478,6 +480,20 @@ def flush_all(cause: str) -> None:
     conditions.settle()
 
 
+@optional(
+    "optimizer steps",
+    "fused eager runs what is recorded before and after an optimizer's step",
+    function("torch.optim.optimizer:register_optimizer_step_pre_hook", "hook"),
+    function("torch.optim.optimizer:register_optimizer_step_post_hook", "hook"),
+    moment=Moment.CALL,
+)
+def around_optimizer_steps(changes: Changes) -> None:
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    changes.on_undo(register_optimizer_step_pre_hook(_before_optimizer_step).remove)
+    changes.on_undo(register_optimizer_step_post_hook(_after_optimizer_step).remove)
+
+
 def _before_optimizer_step(*_: object) -> None:
     # Gradients are kept anyway. Behind them the steps of equal parameters are one program, which writes in place what a
     # program that has backward in it would still have to read.
@@ -492,5 +508,4 @@ def _after_optimizer_step(*_: object) -> None:
 
 
 hooks.flush = flush_all
-register_optimizer_step_pre_hook(_before_optimizer_step)
-register_optimizer_step_post_hook(_after_optimizer_step)
+around_optimizer_steps.apply()

@@ -23,6 +23,7 @@ from torch_tpu.eager.out import OutKernel
 from torch_tpu.ops import derived
 from torch_tpu.ops.registry import decomposes_here
 from torch_tpu.ops.schema import signature
+from torch_tpu.patching import registry
 
 HANDWRITTEN_MODULES = (
     "torch_tpu.eager.memory",
@@ -66,6 +67,8 @@ def install() -> None:
             _done = True
         finally:
             _installing = False
+    # Here, not where the device is registered: who only uses the CPU hears nothing of patches that are off.
+    registry.device_is_used()
 
 
 def _register_all() -> None:

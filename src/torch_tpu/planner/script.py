@@ -24,8 +24,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules import module as registration
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from torch_tpu.patching.changes import Changes
+from torch_tpu.patching.needs import function
+from torch_tpu.patching.registry import Moment, optional
 from torch_tpu.planner.record import PARAMETER, Record
 from torch_tpu.runtime.client import client
 from torch_tpu.runtime.topology import TopologyClient
@@ -43,6 +45,36 @@ def left(module, arguments, result):
     if not is_compiling():
         leave(module)
 """
+
+
+@optional(
+    "plan: steps",
+    "a plan finds the steps of a script by its optimizers and modules",
+    function("torch.optim.optimizer:register_optimizer_step_pre_hook", "hook"),
+    function("torch.optim.optimizer:register_optimizer_step_post_hook", "hook"),
+    function("torch.nn.modules.module:register_module_forward_pre_hook", "hook"),
+    function("torch.nn.modules.module:register_module_forward_hook", "hook", "always_call"),
+    moment=Moment.CALL,
+)
+def watch_steps(changes: Changes, stepping: Any, stepped: Any, entered: Any, left: Any) -> None:
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    changes.on_undo(register_optimizer_step_pre_hook(stepping).remove)
+    changes.on_undo(register_optimizer_step_post_hook(stepped).remove)
+    changes.on_undo(registration.register_module_forward_pre_hook(entered).remove)
+    changes.on_undo(registration.register_module_forward_hook(left, always_call=True).remove)
+
+
+@optional(
+    "plan: modules",
+    "a plan knows a script's weights",
+    function("torch.nn.modules.module:register_module_parameter_registration_hook", "hook"),
+    function("torch.nn.modules.module:register_module_buffer_registration_hook", "hook"),
+    moment=Moment.CALL,
+)
+def watch_modules(changes: Changes, registered: Any) -> None:
+    changes.on_undo(registration.register_module_parameter_registration_hook(registered).remove)
+    changes.on_undo(registration.register_module_buffer_registration_hook(registered).remove)
 
 
 class EnoughStepsError(BaseException):
@@ -185,19 +217,12 @@ class _Steps:
             "leave": self.leave,
         }
         exec(compile(_HOOKS, "<hooks of a plan>", "exec"), functions)
-        hooks = [
-            register_optimizer_step_pre_hook(self.stepping),
-            register_optimizer_step_post_hook(self.stepped),
-            registration.register_module_forward_pre_hook(functions["entered"]),
-            registration.register_module_forward_hook(functions["left"], always_call=True),
-        ]
-        try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Using `torch.compile\\(module\\)` when there are global hooks")
-                yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with (
+            watch_steps.during(self.stepping, self.stepped, functions["entered"], functions["left"]),
+            warnings.catch_warnings(),
+        ):
+            warnings.filterwarnings("ignore", "Using `torch.compile\\(module\\)` when there are global hooks")
+            yield
 
     def window(self, ended: str) -> Window:
         if self.trained:
@@ -220,7 +245,7 @@ def _observed(run: Callable[[], Any], enough: int) -> tuple[Record, Window]:
     kept: Any = None
     with _observing(record):
         try:
-            with steps.noted(), _writing_no_stand_ins(record):
+            with steps.noted(), write_no_stand_ins.during(record):
                 kept = run()
         except EnoughStepsError:
             ended = f"after {enough} steps"
@@ -239,12 +264,14 @@ def _observed(run: Callable[[], Any], enough: int) -> tuple[Record, Window]:
     return record, steps.window(ended)
 
 
-@contextlib.contextmanager
-def _writing_no_stand_ins(record: Record) -> Iterator[None]:
-    """Once something ran, checkpoints are not written: they would hold stand-ins, in the place of a trained model's."""
-    writers = [(torch, "save"), (_safetensors(), "save_file")]
-    originals = [(module, name, getattr(module, name)) for module, name in writers if module is not None]
-
+@optional(
+    "plan: checkpoints",
+    "a plan does not write checkpoints, which would hold stand-ins in the place of a trained model's weights",
+    function("torch:save", "obj", "f"),
+    moment=Moment.CALL,
+)
+def write_no_stand_ins(changes: Changes, record: Record) -> None:
+    # Only once something ran: before, a script writes what it has made itself.
     def instead(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def save(values: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
@@ -255,13 +282,10 @@ def _writing_no_stand_ins(record: Record) -> Iterator[None]:
 
         return save
 
-    for module, name, original in originals:
-        setattr(module, name, instead(original))
-    try:
-        yield
-    finally:
-        for module, name, original in originals:
-            setattr(module, name, original)
+    changes.set(torch, "save", instead(torch.save))
+    safetensors = _safetensors()
+    if hasattr(safetensors, "save_file"):
+        changes.set(safetensors, "save_file", instead(safetensors.save_file))
 
 
 def _safetensors() -> Any:
@@ -295,17 +319,12 @@ def _observing(record: Record) -> Iterator[None]:
     def registered(module: torch.nn.Module, name: str, value: Any) -> None:
         record.modules.add(module)
 
-    hooks = [
-        registration.register_module_parameter_registration_hook(registered),
-        registration.register_module_buffer_registration_hook(registered),
-    ]
     chosen.observer = record
     try:
-        yield
+        with watch_modules.during(registered):
+            yield
     finally:
         chosen.observer = None
-        for hook in hooks:
-            hook.remove()
 
 
 def _repetition(record: Record, ended: str) -> Window:

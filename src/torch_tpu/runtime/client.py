@@ -340,6 +340,7 @@ def _start(chosen: platform.Platform) -> Client:
             "the tpu device does not run on a free-threaded interpreter without the global lock: start Python with "
             "PYTHON_GIL=1 (or -X gil=1), or use an ordinary build of Python"
         )
+    compat.check_methods()
     try:
         if chosen.topology is not None:
             from torch_tpu.runtime.topology import TopologyClient

@@ -8,19 +8,72 @@ from __future__ import annotations
 
 import functools
 import importlib
+from types import ModuleType
 from typing import Any
 
 import jaxlib
-from jaxlib import _hlo  # type: ignore[attr-defined]
-from jaxlib import xla_client as _xla_client
 
-xla: Any = _xla_client._xla
+from torch_tpu.patching import versions
+
+
+def unsupported(missing: str) -> RuntimeError:
+    """The error for a jaxlib that lacks what this package builds on."""
+    return RuntimeError(
+        f"jaxlib {versions.found('jaxlib')} is not supported: {missing}. torch_tpu was tested with jaxlib "
+        f"{versions.tested('jaxlib')}."
+    )
+
+
+class _Names:
+    """A private module of jaxlib, whose missing names say so. Those found are kept: launches ask for some."""
+
+    def __init__(self, name: str) -> None:
+        try:
+            self._module: ModuleType = importlib.import_module(name)
+        except ImportError as error:
+            raise unsupported(f"{name} can't be imported ({error})") from error
+
+    def find(self, name: str) -> Any:
+        """The object of a name; None where there is none."""
+        return getattr(self._module, name, None)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            found = getattr(self._module, name)
+        except AttributeError as error:
+            raise unsupported(str(error)) from None
+        setattr(self, name, found)
+        return found
+
+
+_xla_client: Any = _Names("jaxlib.xla_client")
+_hlo: Any = _Names("jaxlib._hlo")
+xla: Any = _Names(_xla_client._xla.__name__)
 make_cpu_client: Any = _xla_client.make_cpu_client
 CompileOptions: Any = _xla_client.CompileOptions
 DeviceAssignment: Any = _xla_client.DeviceAssignment
 REPLICATED: Any = _hlo.HloSharding.replicate()
 
-JAXLIB_VERSION: tuple[int, ...] = tuple(int(part) for part in jaxlib.__version__.split(".")[:3])
+JAXLIB_VERSION = tuple(versions.numbers(jaxlib.__version__))
+
+# What is called on objects that jaxlib makes, by class.
+METHODS = {
+    "Client": ("compile_and_load", "deserialize_executable", "live_arrays", "local_devices", "serialize_executable"),
+    "LoadedExecutable": ("execute_sharded", "get_compiled_memory_stats"),
+    "ArrayImpl": (
+        *("_single_device_array_to_np_array_did_copy", "aval", "block_until_ready", "delete", "is_deleted"),
+        *("is_ready", "unsafe_buffer_pointer"),
+    ),
+}
+
+
+def check_methods() -> None:
+    """Raises RuntimeError where a class of jaxlib's lacks a method, rather than in the middle of a run."""
+    for name, methods in METHODS.items():
+        owner = xla.find(name)
+        missing = [method for method in methods if owner is not None and not hasattr(owner, method)]
+        if missing:
+            raise unsupported(f"jaxlib's {name} has no {missing[0]}")
 
 
 def result_handler(aval: object, sharding: object) -> Any:

@@ -11,12 +11,12 @@ from types import ModuleType
 Action = Callable[[ModuleType], None]
 
 
-class _LoaderThenAction(importlib.abc.Loader):
-    """A module's own loader, followed by the action."""
+class _LoaderThenActions(importlib.abc.Loader):
+    """A module's own loader, followed by the actions."""
 
-    def __init__(self, loader: importlib.abc.Loader, action: Action) -> None:
+    def __init__(self, loader: importlib.abc.Loader, actions: Sequence[Action]) -> None:
         self._loader = loader
-        self._action = action
+        self._actions = actions
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
@@ -27,18 +27,19 @@ class _LoaderThenAction(importlib.abc.Loader):
         assert spec is not None
         spec.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        self._action(module)
+        for action in self._actions:
+            action(module)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self) -> None:
-        self.actions: dict[str, Action] = {}
+        self.actions: dict[str, list[Action]] = {}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        action = self.actions.get(fullname)
-        if action is None:
+        actions = self.actions.get(fullname)
+        if actions is None:
             return None
         for finder in sys.meta_path:
             if finder is self:
@@ -46,7 +47,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             spec = finder.find_spec(fullname, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = _LoaderThenAction(spec.loader, action)
+                    spec.loader = _LoaderThenActions(spec.loader, actions)
                 return spec
         return None
 
@@ -60,4 +61,4 @@ def after_import(name: str, action: Action) -> None:
         action(sys.modules[name])
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
-    _finder.actions[name] = action
+    _finder.actions.setdefault(name, []).append(action)
