@@ -25,12 +25,22 @@ def known_environment(monkeypatch):
     monkeypatch.delenv("TORCH_TPU_DEVICE_NAME", raising=False)
 
 
+PATCHES = [
+    {"name": "print", "feature": "tensors are printed", "state": "applied"},
+    {"name": "open", "feature": "files are read", "state": "not needed yet", "note": "it is not there"},
+]
+
+
 @pytest.fixture
 def probe(monkeypatch):
-    """Replaces the process in which doctor tries the device: the test sets what comes of it."""
+    """Replaces the processes in which doctor tries the device and the patches: the test sets what comes of it."""
     answer = subprocess.CompletedProcess([], 0, json.dumps([1, "TPU v5e", 8 * GIB]), "")
 
-    def run(*args, **kwargs):
+    def run(command, **kwargs):
+        if command[-1] == cli.PATCHES_PROBE:
+            return subprocess.CompletedProcess(
+                [], 0, json.dumps([{"reason": "", "note": "", "required": False} | p for p in PATCHES]), ""
+            )
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -153,11 +163,34 @@ def test_doctor_really_runs_the_device():
     result = runner.invoke(cli.app, ["doctor"])
     assert result.exit_code == 0, result.output
     assert "1 × TPU v5e" in row(result.output, "device")
+    assert row(result.output, "storages") == "✓ storages applied"
+    assert row(result.output, "Dynamo") == "✓ Dynamo applied"
+    assert row(result.output, "stream guard") == "✓ stream guard not needed yet"
 
 
-def test_version_numbers_compare_as_numbers():
-    assert cli._numbers("2.13.0+cpu") == [2, 13, 0]
-    assert cli._numbers("2.9.1") < cli._numbers("2.13")
+def test_doctor_says_when_a_package_is_newer_than_tested(probe, installed):
+    installed["torch"] = "2.99.0"
+    result = runner.invoke(cli.app, ["doctor"])
+    assert result.exit_code == 0
+    assert row(result.output, "torch") == "! torch 2.99.0"
+    assert "! torch: newer than the versions that were tested: 2.13.0." in result.output
+
+
+def test_doctor_lists_patches(probe, installed):
+    result = runner.invoke(cli.app, ["doctor"])
+    assert result.exit_code == 0
+    assert row(result.output, "print") == "✓ print applied"
+    assert row(result.output, "open") == "✓ open not needed yet: it is not there"
+
+
+@pytest.mark.parametrize(("required", "mark", "code"), [(False, "!", 0), (True, "✗", 1)])
+def test_doctor_says_which_patch_is_off(probe, installed, monkeypatch, required, mark, code):
+    off = PATCHES[0] | {"state": "off", "reason": "it does not fit.", "required": required}
+    monkeypatch.setitem(globals(), "PATCHES", [off])
+    result = runner.invoke(cli.app, ["doctor"])
+    assert result.exit_code == code
+    assert row(result.output, "print") == f"{mark} print off"
+    assert f"{mark} print: it does not fit. Off: tensors are printed." in result.output
 
 
 @pytest.mark.parametrize(

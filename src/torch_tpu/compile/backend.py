@@ -132,4 +132,3 @@ def _log_break(graph: torch.fx.GraphModule) -> None:
         explanation = next((line.partition(": ")[2] for line in rest if line.startswith("Explanation: ")), "")
         frame = why.user_stack[-1]
         programs.broken(first, explanation, f"{frame.filename}:{frame.lineno}", (frame.line or "").strip())
-

@@ -58,6 +58,8 @@ _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 def install() -> None:
     """Registers everything once; a second thread waits until the first is through."""
     global _done, _installing
+    # Here, not where the device is registered: who only uses the CPU hears nothing of patches that are off.
+    registry.device_is_used()
     with _lock:
         if _done or _installing:
             return
@@ -67,8 +69,6 @@ def install() -> None:
             _done = True
         finally:
             _installing = False
-    # Here, not where the device is registered: who only uses the CPU hears nothing of patches that are off.
-    registry.device_is_used()
 
 
 def _register_all() -> None:

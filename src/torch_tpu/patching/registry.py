@@ -54,6 +54,7 @@ class Patch:
         feature: what it is for, as a statement that is true with it.
         needs: what it relies on.
         required: without it there is no device.
+        change: makes it, given a `Changes` and what `apply` was given.
         after: the module after whose import it is made; "" for other patches.
         state: what became of it, and `reason` why it is off.
     """
@@ -77,8 +78,9 @@ class Patch:
         self.after = after
         self.state = State.NOT_NEEDED_YET
         self.reason = ""
-        self._change = change
+        self.change = change
         self._made: list[Changes] = []
+        self._told = False
 
     @property
     def package(self) -> str:
@@ -110,7 +112,7 @@ class Patch:
         if not problem:
             changes = Changes(self.name, self.after)
             try:
-                self._change(changes, *arguments)
+                self.change(changes, *arguments)
             except Exception as error:
                 changes.undo()
                 problem = f"{type(error).__name__}: {error}"
@@ -121,7 +123,9 @@ class Patch:
         self.state, self.reason = State.OFF, self.explain(problem)
         if self.required:
             raise PatchError(f"{self.reason} It is required: {self.feature}.")
-        _unsaid.append(self)
+        if not self._told:
+            self._told = True
+            _unsaid.append(self)
         if _used:
             # An import of the user's brings this patch along, and must go through where warnings are errors.
             try:
@@ -213,10 +217,10 @@ def device_is_used() -> None:
     """Makes the patches that wait for this, and says which features are off."""
     global _used
     if not _used:
-        _used = True
         for patch in patches:
-            if patch.moment is Moment.FIRST_USE:
+            if patch.moment is Moment.FIRST_USE and patch.state is State.NOT_NEEDED_YET:
                 patch.apply()
+        _used = True
     _say_what_is_off()
 
 
