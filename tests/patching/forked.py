@@ -152,6 +152,17 @@ def about_patches(caught):
     return [str(warning.message) for warning in caught if str(warning.message).startswith("The patch")]
 
 
+def compile_on_the_cpu():
+    """What is loaded by a graph of the CPU that goes to Inductor, here to what stands in for it."""
+    torch._inductor.compile_fx.compile_fx = lambda model_, example_inputs_, **options: model_.forward
+    import torch_tpu  # noqa: F401
+
+    torch._dynamo.reset()
+    result = torch.compile(lambda x: x * 2)(torch.ones(2)).tolist()
+    parts = ("torch_tpu.compile.backend", "torch_tpu.ops", "torch_tpu.runtime.client")
+    return {"result": result, "loaded": [part for part in parts if part in sys.modules]}
+
+
 def main():
     torch.set_num_threads(1)
     patches = in_a_fork(entries)
@@ -167,7 +178,8 @@ def main():
         for name, chosen in (cases | {patch["name"]: [patch] for patch in present}).items()
     }
     absent = [patch["name"] for patch in patches if patch not in present]
-    print(json.dumps({"answers": answers, "absent": absent, "jaxlib": in_a_fork(load_with_another_jaxlib)}))
+    others = {"jaxlib": in_a_fork(load_with_another_jaxlib), "inductor": in_a_fork(compile_on_the_cpu)}
+    print(json.dumps({"answers": answers, "absent": absent, **others}))
 
 
 if __name__ == "__main__":

@@ -115,8 +115,9 @@ def keep_saved_values() -> None:
     PyTorch refuses `retain_graph=True` otherwise. What a program may overwrite is found out when it runs.
     """
     context = TracingContext.try_get()
-    if context is not None and context.fw_metadata is not None and context.fw_metadata.bw_donated_idxs:
-        context.fw_metadata.bw_donated_idxs.clear()
+    donated = getattr(getattr(context, "fw_metadata", None), "bw_donated_idxs", None)
+    if donated:
+        donated.clear()
 
 
 @contextlib.contextmanager

@@ -21,6 +21,9 @@ from torch_tpu.ops.matmul import dot, precision
 from torch_tpu.ops.pooling import per_dimension
 from torch_tpu.ops.promotion import compute_dtype
 from torch_tpu.ops.registry import Spec, decompose, lower
+from torch_tpu.patching.changes import Changes
+from torch_tpu.patching.needs import operator
+from torch_tpu.patching.registry import Moment, optional
 
 Ints = Sequence[int]
 
@@ -309,6 +312,18 @@ def _meta_convolution_backward(
     return torch.ops.aten.convolution_backward(grad, x, weight, bias_sizes, *rest)
 
 
-_meta = torch.library.Library("aten", "IMPL")
-_meta.impl("convolution_overrideable", _meta_convolution, "Meta")
-_meta.impl("convolution_backward_overrideable", _meta_convolution_backward, "Meta")
+@optional(
+    "convolution",
+    "convolutions are programs: PyTorch has no kernel that tells their results' shapes",
+    operator("aten.convolution_overrideable.default", "input", "weight", "bias", "stride", "padding", "dilation"),
+    operator("aten.convolution_backward_overrideable.default", "grad_output", "input", "weight", "stride", "padding"),
+    moment=Moment.CALL,
+)
+def tell_shapes(changes: Changes) -> None:
+    library = torch.library.Library("aten", "IMPL")
+    changes.on_undo(lambda: library._destroy())
+    library.impl("convolution_overrideable", _meta_convolution, "Meta")
+    library.impl("convolution_backward_overrideable", _meta_convolution_backward, "Meta")
+
+
+tell_shapes.apply()
