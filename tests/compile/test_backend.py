@@ -81,12 +81,12 @@ def test_other_graphs_go_to_their_own_backend() -> None:
     assert len(seen) == 1
     from torch._inductor import compile_fx
 
-    from torch_tpu.compile import backend as own
+    from torch_tpu.compile.on_device import is_on_device
 
     graph = torch.fx.symbolic_trace(lambda x: x + 1)
-    assert not own.is_on_device(graph, [torch.ones(2)])
-    assert own.is_on_device(graph, [torch.ones(2, device="tpu")])
-    assert compile_fx.compile_fx.__module__ == "torch_tpu.device.patches"
+    assert not is_on_device(graph, [torch.ones(2)])
+    assert is_on_device(graph, [torch.ones(2, device="tpu")])
+    assert compile_fx.compile_fx.__module__ == "torch_tpu.device.compile_patches"
 
 
 def test_unknown_modes_are_refused() -> None:

@@ -152,6 +152,21 @@ def about_patches(caught):
     return [str(warning.message) for warning in caught if str(warning.message).startswith("The patch")]
 
 
+def look_for_each():
+    """What each patch says before, while and after each object that it relies on is missing."""
+    from torch_tpu import patch_report
+
+    said = {}
+    for patch in patch_report.patches():
+        for need in patch.needs:
+            if need.where.partition(":")[0] in sys.modules:
+                before = patch.problem()
+                with hidden(need.where):
+                    missing = need.problem(), patch.problem()
+                said[f"{patch.name}-{need.where}"] = [before, *missing, patch.problem()]
+    return said
+
+
 def compile_on_the_cpu():
     """What is loaded by a graph of the CPU that goes to Inductor, here to what stands in for it."""
     torch._inductor.compile_fx.compile_fx = lambda model_, example_inputs_, **options: model_.forward
@@ -179,6 +194,7 @@ def main():
     }
     absent = [patch["name"] for patch in patches if patch not in present]
     others = {"jaxlib": in_a_fork(load_with_another_jaxlib), "inductor": in_a_fork(compile_on_the_cpu)}
+    others["objects"] = in_a_fork(look_for_each)
     print(json.dumps({"answers": answers, "absent": absent, **others}))
 
 
