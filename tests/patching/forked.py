@@ -153,7 +153,7 @@ def about_patches(caught):
 
 
 def look_for_each():
-    """What each patch says before, while and after each object that it relies on is missing."""
+    """The state of each patch, and what it says before, while and after each object that it relies on is missing."""
     from torch_tpu import patch_report
 
     said = {}
@@ -163,7 +163,7 @@ def look_for_each():
                 before = patch.problem()
                 with hidden(need.where):
                     missing = need.problem(), patch.problem()
-                said[f"{patch.name}-{need.where}"] = [before, *missing, patch.problem()]
+                said[f"{patch.name}-{need.where}"] = [patch.state.value, before, *missing, patch.problem()]
     return said
 
 
