@@ -17,6 +17,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import chlo, stablehlo
 
 from torch_tpu.hlo import types
+from torch_tpu.hlo.target import target
 
 Number = bool | int | float | complex
 
@@ -398,7 +399,6 @@ def _binary(name: str, *, real: bool = False) -> Callable[[ArrayLike, ArrayLike]
 add = _binary("add")
 subtract = _binary("subtract")
 multiply = _binary("multiply")
-divide = _binary("divide")
 remainder = _binary("remainder", real=True)
 maximum = _binary("maximum", real=True)
 minimum = _binary("minimum", real=True)
@@ -410,6 +410,40 @@ xor = _binary("xor")
 shift_left = _binary("shift_left")
 shift_right_arithmetic = _binary("shift_right_arithmetic")
 shift_right_logical = _binary("shift_right_logical")
+
+
+def divide(x: ArrayLike, y: ArrayLike) -> Array:
+    """x / y. Quotients of real numbers are rounded correctly on XLA:CPU; on a TPU they are what the chip gives."""
+    inverse = _exact_inverse(y)
+    if inverse is not None and isinstance(x, Array) and _is_inexact(x.dtype) and target().platform == "cpu":
+        return multiply(x, as_array(inverse, x.dtype))
+    x, y = _hidden(*_pair(x, y))
+    return _result_of(stablehlo.divide(x.value, y.value), x)
+
+
+def _is_inexact(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _exact_inverse(x: ArrayLike) -> float | None:
+    """1/x of a power of two, which XLA:CPU multiplies by more readily, as in the mean of 1,024 numbers."""
+    number = known_number(x) if isinstance(x, Array) else x
+    if not isinstance(number, (int, float)):
+        return None
+    mantissa, exponent = math.frexp(number)
+    return 1 / number if abs(mantissa) == 0.5 and abs(exponent) < 100 else None
+
+
+def _hidden(*arrays: Array) -> tuple[Array, ...]:
+    """The arrays as XLA:CPU's simplifier can't look behind them, if they are floats.
+
+    It takes x/3 and x/column for products with a rounded reciprocal, (x/y)/z for x/(y·z) and x/√y for x·rsqrt(y), which
+    is an approximation. Nothing remains of these barriers where operations are fused, so they cost nothing themselves.
+    """
+    if target().platform != "cpu" or not _is_inexact(arrays[0].dtype):
+        return arrays
+    values = stablehlo.OptimizationBarrierOp([a.value for a in arrays]).results
+    return tuple(_result_of(value, a) for value, a in zip(values, arrays, strict=True))
 
 
 def compare(x: ArrayLike, y: ArrayLike, direction: str) -> Array:
@@ -461,8 +495,6 @@ floor = _unary("floor", real=True)
 ceil = _unary("ceil", real=True)
 round_nearest_even = _unary("round_nearest_even", real=True)
 round_nearest_afz = _unary("round_nearest_afz", real=True)
-sqrt = _unary("sqrt")
-rsqrt = _unary("rsqrt")
 exp = _unary("exponential")
 expm1 = _unary("exponential_minus_one")
 log = _unary("log")
@@ -486,6 +518,24 @@ erf_inv = _unary("erf_inv", chlo, real=True)
 lgamma = _unary("lgamma", chlo, real=True)
 digamma = _unary("digamma", chlo, real=True)
 bessel_i1e = _unary("bessel_i1e", chlo, real=True)
+
+
+_sqrt = _unary("sqrt")
+_rsqrt = _unary("rsqrt")
+
+
+def sqrt(x: Array) -> Array:
+    """√x; of a real number it is rounded correctly on XLA:CPU, also in √x·√x, which the simplifier would replace."""
+    if x.dtype.is_complex or target().platform != "cpu":
+        return _sqrt(x)
+    (x,) = _hidden(x)
+    # YNN, where XLA leaves a sum to it, takes y/√x for y·rsqrt(x), which is no correct quotient, if nothing is between.
+    return add(*_hidden(_sqrt(x), full_like(x, -0.0)))
+
+
+def rsqrt(x: Array) -> Array:
+    """1/√x. XLA:CPU has an approximation for that, so for real numbers it divides there, as PyTorch does on the CPU."""
+    return _rsqrt(x) if x.dtype.is_complex or target().platform != "cpu" else 1 / sqrt(x)
 
 
 def polygamma(n: Array, x: Array) -> Array:

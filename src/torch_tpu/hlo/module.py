@@ -7,7 +7,7 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,36 +17,15 @@ from jaxlib.mlir.dialects import chlo, func, stablehlo
 
 from torch_tpu.hlo import types
 from torch_tpu.hlo.array import Array
+from torch_tpu.hlo.target import Target as Target
+from torch_tpu.hlo.target import target as target
+from torch_tpu.hlo.target import under_construction
 
 Spec = tuple[tuple[int, ...], torch.dtype]
 
 _context: ir.Context | None = None
 # An MLIR context may be built in by one thread at a time; a lowering may build while it is being built (re-entry).
 building = threading.RLock()
-
-
-@dataclass
-class Target:
-    """What the module under construction will run on, and what it needs there.
-
-    Attributes:
-        platform: PJRT's name of the platform, such as "cpu" or "tpu".
-        custom_calls: names of the functions it calls that XLA must know.
-        copies: names of the private functions that are copies of other modules, by module.
-        functions: how many private functions it has.
-        reads_precision: whether PyTorch's precision of float32 products had a say in it.
-    """
-
-    platform: str
-    custom_calls: set[str] = field(default_factory=set)
-    copies: dict[Any, str] = field(default_factory=dict)
-    functions: int = 0
-    reads_precision: bool = False
-
-    def new_name(self) -> str:
-        """A name for a private function."""
-        self.functions += 1
-        return f"f{self.functions - 1}"
 
 
 @dataclass(frozen=True)
@@ -61,15 +40,6 @@ class Function:
     name: str
     used: tuple[bool, ...]
     results: tuple[Spec, ...]
-
-
-# Of the modules being built, the innermost last; `building` guards it.
-_targets: list[Target] = []
-
-
-def target() -> Target:
-    """The target of the module under construction."""
-    return _targets[-1]
 
 
 def context() -> ir.Context:
@@ -167,7 +137,7 @@ def build(
     name: str, target: Target, parameters: Sequence[Spec], body: Callable[..., Sequence[Array]]
 ) -> tuple[ir.Module, list[Spec]]:
     """A module whose `main` takes arrays of these shapes and dtypes and returns what `body` makes of them."""
-    with building, _under_construction(target), context(), ir.Location.unknown():
+    with building, under_construction(target), context(), ir.Location.unknown():
         module = ir.Module.create()
         module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
         with ir.InsertionPoint(module.body):
@@ -190,15 +160,6 @@ def _function(
         ir.FunctionType.get(argument_types, [r.value.type for r in results])
     )
     return function, [(r.shape, r.dtype) for r in results]
-
-
-@contextlib.contextmanager
-def _under_construction(target: Target) -> Iterator[None]:
-    _targets.append(target)
-    try:
-        yield
-    finally:
-        _targets.pop()
 
 
 def parse(code: bytes) -> ir.Module:

@@ -207,7 +207,7 @@ def native_batch_norm_backward(
     if train:
         # What mean and variance contribute follows from the same two sums.
         count = max(x.size // x.shape[1], 1)
-        grad = grad - (_by_channel(grad_bias, x) + x_hat * _by_channel(grad_weight, x)) / count
+        grad = grad - (_by_channel(grad_bias / count, x) + x_hat * _by_channel(grad_weight / count, x))
     return chosen([affine(grad, _by_channel(weight, x), None) * rstd, grad_weight, grad_bias], mask)
 
 

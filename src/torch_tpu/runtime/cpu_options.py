@@ -22,14 +22,20 @@ _ARITHMETIC = _CONVERSION | {
 
 
 # What YNN, another library, computes as exactly.
-_EXACT = frozenset({"add", "subtract", "multiply", "divide", "negate", "sqrt"})
+_EXACT = frozenset({"add", "subtract", "multiply", "divide", "negate"})
 
 # Programs without larger arrays run in microseconds, whatever code is made of them: compiling them matters more.
 _SMALL, _TINY = 2**12, 2**8
 # What the old emitters would give other results for than larger programs have: 0 for negative powers of the integer -1;
 # another last digit of |z|, so that the gradient of a list's largest |z|, which looks for it again, would find none.
 _OTHER_CODE = frozenset({"power", "modulus"})
-_CHEAP: Options = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
+# The last simplification sees quotients behind their barriers (`hlo.array.divide`) unless they are part of a fusion, as
+# the new emitters make everything.
+_CHEAP: Options = {
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_cpu_parallel_codegen_split_count": 1,
+    "xla_disable_hlo_passes": "simplification after layout assignment",
+}
 _CHEAPEST: Options = {**_CHEAP, "xla_backend_optimization_level": 0}
 
 # Lengths of the innermost loop that XLA makes poor code of, and from which YNN's is good.
@@ -48,8 +54,16 @@ _UNFOLDED: Options = {"xla_disable_hlo_passes": "transpose-folding"}
 
 def options_for(operations: Mapping[tuple[str, tuple[int, ...]], int]) -> Options:
     """The options for a program of these StableHLO (and CHLO) operations, as `hlo.module.operations` counts them."""
+    # Nothing remains of a barrier.
+    options = _for_speed({key: count for key, count in operations.items() if key[0] != "optimization_barrier"})
     has_bfloat16_dot = any(name == "bfloat16_dot" for name, _ in operations)
-    return {**_for_speed(operations), **_UNFOLDED} if has_bfloat16_dot else _for_speed(operations)
+    return _together(options, _UNFOLDED) if has_bfloat16_dot else options
+
+
+def _together(first: Options, second: Options) -> Options:
+    """Both; passes that either switches off are off."""
+    disabled = [o["xla_disable_hlo_passes"] for o in (first, second) if "xla_disable_hlo_passes" in o]
+    return {**first, **second, "xla_disable_hlo_passes": ",".join(map(str, disabled))}
 
 
 def _for_speed(operations: Mapping[tuple[str, tuple[int, ...]], int]) -> Options:

@@ -1,0 +1,50 @@
+"""What the module under construction will run on: `module.build` says so, lowerings and `hlo.array` ask."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Target:
+    """What the module under construction will run on, and what it needs there.
+
+    Attributes:
+        platform: PJRT's name of the platform, such as "cpu" or "tpu".
+        custom_calls: names of the functions it calls that XLA must know.
+        copies: names of the private functions that are copies of other modules, by module.
+        functions: how many private functions it has.
+        reads_precision: whether PyTorch's precision of float32 products had a say in it.
+    """
+
+    platform: str
+    custom_calls: set[str] = field(default_factory=set)
+    copies: dict[Any, str] = field(default_factory=dict)
+    functions: int = 0
+    reads_precision: bool = False
+
+    def new_name(self) -> str:
+        """A name for a private function."""
+        self.functions += 1
+        return f"f{self.functions - 1}"
+
+
+# Of the modules being built, the innermost last; `module.building` guards it.
+_targets: list[Target] = []
+
+
+def target() -> Target:
+    """The target of the module under construction."""
+    return _targets[-1]
+
+
+@contextlib.contextmanager
+def under_construction(target: Target) -> Iterator[None]:
+    _targets.append(target)
+    try:
+        yield
+    finally:
+        _targets.pop()
