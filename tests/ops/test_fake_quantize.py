@@ -32,6 +32,13 @@ def test_per_tensor_takes_new_numbers_without_a_compile() -> None:
     torch.testing.assert_close(again.cpu(), torch.fake_quantize_per_tensor_affine(VALUES, 0.2, -2, -8, 7))
 
 
+def test_per_tensor_compiles() -> None:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return torch.fake_quantize_per_tensor_affine(x, 0.037, 3, -128, 127)
+
+    torch.testing.assert_close(torch.compile(run, backend="tpu", fullgraph=True)(VALUES.tpu()).cpu(), run(VALUES))
+
+
 @pytest.mark.parametrize("enabled", [0, 1])
 def test_parameters_in_tensors(enabled: int) -> None:
     def run(x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, on: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -24,6 +24,20 @@ def test_small_programs_are_compiled_cheaply() -> None:
     assert not options_for({("parameter", (64, 65)): 1, ("reduce", (64,)): 1})
 
 
+def test_barriers_decide_nothing() -> None:
+    large = (1024, 1024)
+    hidden = {("optimization_barrier", large): 1}
+    for operations in ({("parameter", large): 2, ("divide", large): 1}, {("convert", large): 1}):
+        assert options_for({**operations, **hidden}) == options_for(operations) != {}
+
+
+def test_small_programs_do_not_simplify_quotients_at_last() -> None:
+    divided = {("parameter", (8, 8)): 1, ("divide", (8, 8)): 1}
+    assert options_for(divided)["xla_disable_hlo_passes"] == "simplification after layout assignment"
+    both = options_for({**divided, ("bfloat16_dot", (8, 8)): 1})["xla_disable_hlo_passes"]
+    assert both == "simplification after layout assignment,transpose-folding"
+
+
 def test_transposes_are_not_folded_into_products_of_bfloat16() -> None:
     product = {("parameter", (64, 65)): 2, ("transpose", (65, 64)): 1}
     assert options_for({**product, ("bfloat16_dot", (65, 65)): 1}) == {"xla_disable_hlo_passes": "transpose-folding"}
@@ -33,7 +47,11 @@ def test_transposes_are_not_folded_into_products_of_bfloat16() -> None:
 def test_what_ynn_computes() -> None:
     large, image = (1024, 1024), (16, 64, 32, 32)
     assert YNN in options_for({("parameter", large): 2, ("add", large): 1})
+    assert YNN in options_for({("parameter", large): 2, ("divide", large): 1})
     assert YNN not in options_for({("parameter", large): 2, ("maximum", large): 1})
+    root = {("parameter", large): 1, ("sqrt", large): 1, ("constant", large): 1, ("add", large): 1}
+    assert YNN in options_for(root)
+    assert YNN not in options_for({**root, ("divide", large): 1})
     assert YNN not in options_for({("parameter", large): 2, ("add", large): 1, ("multiply", large): 1})
     scaled = {("broadcast_in_dim", image): 2, ("multiply", image): 1, ("add", image): 1, ("sqrt", (64,)): 1}
     assert YNN in options_for({("parameter", image): 1, **scaled})

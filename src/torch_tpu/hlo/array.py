@@ -530,7 +530,8 @@ def sqrt(x: Array) -> Array:
         return _sqrt(x)
     (x,) = _hidden(x)
     # YNN, where XLA leaves a sum to it, takes y/√x for y·rsqrt(x), which is no correct quotient, if nothing is between.
-    return add(*_hidden(_sqrt(x), full_like(x, -0.0)))
+    zeros = ir.DenseElementsAttr.get_splat(x.value.type, ir.FloatAttr.get(types.element_type(x.dtype), -0.0))
+    return add(*_hidden(_sqrt(x), _result_of(stablehlo.constant(zeros), x)))
 
 
 def rsqrt(x: Array) -> Array:

@@ -48,10 +48,6 @@ def hardtanh_backward(grad: Array, x: Array, min_val: ArrayLike, max_val: ArrayL
 
 @elementwise("hardsigmoid")
 def hardsigmoid(x: Array) -> Array:
-    return _hard_gate(x)
-
-
-def _hard_gate(x: Array) -> Array:
     return hlo.clamp(0, x + 3, 6) / 6
 
 
@@ -62,7 +58,7 @@ def hardsigmoid_backward(grad: Array, x: Array) -> Array:
 
 @elementwise("hardswish")
 def hardswish(x: Array) -> Array:
-    return x * _hard_gate(x)
+    return x * hlo.clamp(0, x + 3, 6) / 6
 
 
 @elementwise("hardswish_backward")

@@ -94,19 +94,24 @@ def _floor_divide(x: Array, y: ArrayLike, check: Check) -> Array:
 
 
 @elementwise("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
-def remainder(x: ArrayLike, y: ArrayLike, *, check: Check) -> Array:
+def remainder(x: ArrayLike, y: ArrayLike, *, out: Spec, check: Check) -> Array:
     """The result has the divisor's sign."""
-    x, y = _arrays(x, y)
+    x, y = (_as_in(out.dtype, a) for a in _arrays(x, y))
     _require_nonzero(y, x, check)
     rest = hlo.remainder(x, y)
     return hlo.select(_differs_in_sign(rest, y), rest + y, rest)
 
 
 @elementwise("fmod.Tensor", "fmod.Scalar")
-def fmod(x: Array, y: ArrayLike, *, check: Check) -> Array:
+def fmod(x: Array, y: ArrayLike, *, out: Spec, check: Check) -> Array:
     """The result has the dividend's sign."""
     _require_nonzero(y, x, check)
-    return hlo.remainder(x, _like(y, x))
+    return hlo.remainder(x, _as_in(out.dtype, _like(y, x)))
+
+
+def _as_in(dtype: torch.dtype, x: Array) -> Array:
+    """Rounded to a dtype of reduced precision: remainders, unlike quotients, take numbers so."""
+    return hlo.reduce_precision(x, *_REDUCED[dtype]) if dtype in _REDUCED else x
 
 
 def _differs_in_sign(rest: Array, divisor: Array) -> Array:

@@ -57,8 +57,10 @@ def _fake_quantized(x: Array, scale: Array, zero_point: Array, low: int, high: i
 
 @lower("fake_quantize_per_tensor_affine_cachemask", data=["zero_point"])
 def fake_quantize_per_tensor(
-    x: Array, scale: Array, zero_point: Array, quant_min: int, quant_max: int, *, check: Check
+    x: Array, scale: ArrayLike, zero_point: ArrayLike, quant_min: int, quant_max: int, *, check: Check
 ) -> tuple[Array, Array]:
+    # A compiled graph has the numbers themselves.
+    scale, zero_point = hlo.as_array(scale, compute_dtype(x.dtype)), hlo.as_array(zero_point, torch.int64)
     _check_range(quant_min, quant_max, zero_point, check)
     return _fake_quantized(x, scale, zero_point, quant_min, quant_max)
 

@@ -23,6 +23,8 @@ _ARITHMETIC = _CONVERSION | {
 
 # What YNN, another library, computes as exactly.
 _EXACT = frozenset({"add", "subtract", "multiply", "divide", "negate"})
+# What `hlo.array.sqrt` is made of.
+_ROOT = frozenset({"sqrt", "add"})
 
 # Programs without larger arrays run in microseconds, whatever code is made of them: compiling them matters more.
 _SMALL, _TINY = 2**12, 2**8
@@ -102,9 +104,11 @@ def _suits_ynn(largest: Mapping[tuple[str, tuple[int, ...]], int]) -> bool:
     """
     computed = {key: count for key, count in largest.items() if key[0] not in _MOVES and key[0] != "parameter"}
     count = sum(computed.values())
+    moved = {name for name, _ in largest} & (_MOVES - {"reshape"})
+    if {name for name, _ in computed} == _ROOT and count == 2 and moved == {"constant"}:
+        return True
     if not count or not {name for name, _ in computed} <= _EXACT:
         return False
-    moved = {name for name, _ in largest} & (_MOVES - {"reshape"})
     if not moved:
         return count == 1
     lengths = [shape[-1] for name, shape in largest if name == "parameter" and shape]
