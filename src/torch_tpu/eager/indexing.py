@@ -10,6 +10,7 @@ import torch
 
 from torch_tpu.eager.kernels import kernel, program
 from torch_tpu.tensor.errors import device_mismatch
+from torch_tpu.tensor.transfer import host_view
 
 aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
@@ -94,9 +95,55 @@ def _put(name: str, fill: Any) -> Callable[..., torch.Tensor]:
             return fill(x, mask, values.reshape(()))
         if values.device != x.device and values.dim():
             raise device_mismatch(values)
-        return program(func)(x, _positions(x, indices), values, accumulate, *unsafe)
+        positions = _positions(x, indices)
+        if name.endswith("_") and _shared(x):
+            return _put_shared(x, positions, values, accumulate, *unsafe)
+        return program(func)(x, positions, values, accumulate, *unsafe)
 
     return index_put
+
+
+def _shared(x: torch.Tensor) -> list[int]:
+    """Dimensions along which all elements are the same memory."""
+    return [d for d, stride in enumerate(x.stride()) if stride == 0 and x.shape[d] > 1]
+
+
+def _put_shared(
+    x: torch.Tensor, positions: list[torch.Tensor | None], values: torch.Tensor, accumulate: bool, *unsafe: bool
+) -> torch.Tensor:
+    """Writes to an expanded tensor as the CPU does: one element after the other."""
+    target = _shown_once(x, positions)
+    rest = _shared(target)
+    if accumulate or not rest:
+        program(aten._index_put_impl_.default)(target, positions, values, accumulate, *unsafe)
+        return x
+    written = _looked_at(program(aten.index_put.default)(target, positions, values))
+    for d in rest:
+        written, target = written.narrow(d, x.shape[d] - 1, 1), target.narrow(d, 0, 1)
+    target.copy_(written)
+    return x
+
+
+def _looked_at(t: torch.Tensor) -> torch.Tensor:
+    """Waits for a result, so that an index out of bounds is found before anything is written."""
+    host_view(t, "index of an expanded tensor")
+    return t
+
+
+def _shown_once(x: torch.Tensor, positions: list[torch.Tensor | None]) -> torch.Tensor:
+    """An expanded tensor with one entry along dimensions that are indexed; indices there become 0.
+
+    So elements are written in the order of the indices, as on the CPU.
+    """
+    for d in _shared(x):
+        index = positions[d] if d < len(positions) else None
+        if index is None or not index.numel():
+            continue
+        # Reading zeros there also says whether the indices are in bounds.
+        zeros = torch.zeros(1, dtype=torch.int64, device=x.device).expand(x.shape[d])
+        positions[d] = _looked_at(program(aten.index.Tensor)(zeros, [index]))
+        x = x.narrow(d, 0, 1)
+    return x
 
 
 index_put = _put("index_put", aten.masked_fill.Tensor)

@@ -15,9 +15,10 @@ i is the same program with another argument.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import torch
 
@@ -26,6 +27,9 @@ from torch_tpu.hlo import structured, types
 from torch_tpu.hlo.array import Array
 
 Starts = Sequence[Array | int]
+# What becomes of an element that several elements of a view show: they are equal; the last one counts; the last one
+# that was changed counts; all changes are added up.
+Shared = Literal["same", "last", "last changed", "sum"]
 
 
 def overlapping_write() -> RuntimeError:
@@ -149,9 +153,16 @@ class Broadcast:
     def write(self, x: Array, new: Array, starts: Starts) -> Array:
         raise overlapping_write()
 
-    def write_uniform(self, x: Array, new: Array) -> Array:
-        """What `x` becomes when all elements of `new` are equal."""
-        return hlo.reshape(hlo.slice_(new, [0] * new.ndim, self._once(x)), x.shape)
+    def write_shared(self, x: Array, new: Array, starts: Starts, how: Shared) -> Array:
+        """What `x` becomes where several elements of `new` go to one of its own."""
+        if how == "same":
+            return hlo.reshape(hlo.slice_(new, [0] * new.ndim, self._once(x)), x.shape)
+        shared = [d for d in range(new.ndim) if d not in self.dimensions]
+        old = self.read(x, starts)
+        if how == "sum":
+            return x + structured.reduce_sum(new - old, shared)
+        last = structured.reduce_max(_written_places(new, old, how), shared)
+        return hlo.select(last < 0, x, _elements(new, last))
 
     def _once(self, x: Array) -> list[int]:
         sizes = [1] * len(self.shape)
@@ -202,15 +213,31 @@ class Windows:
             if stride <= reach:
                 raise overlapping_write()
             reach += (size - 1) * stride
+        return self._scatter(x, new, starts, lambda old, update: update, unique=True)
+
+    def write_shared(self, x: Array, new: Array, starts: Starts, how: Shared) -> Array:
+        """What `x` becomes where several elements of `new` go to one of its own."""
+        if how == "same":
+            return self._scatter(x, new, starts, lambda old, update: update, unique=False)
+        old = self.read(x, starts)
+        if how == "sum":
+            return self._scatter(x, new - old, starts, lambda a, b: a + b, unique=False)
+        none = hlo.full(x.shape, -1, torch.int32)
+        last = self._scatter(none, _written_places(new, old, how), starts, hlo.maximum, unique=False)
+        return hlo.select(last < 0, x, _elements(new, last))
+
+    def _scatter(
+        self, x: Array, new: Array, starts: Starts, combine: Callable[[Array, Array], Array], *, unique: bool
+    ) -> Array:
         return structured.scatter(
             [x],
             self._positions(starts),
             [hlo.reshape(new, (-1,))],
-            lambda old, update: update,
+            combine,
             update_window_dims=[],
             inserted_window_dims=[0],
             scatter_dims_to_operand_dims=[0],
-            unique_indices=True,
+            unique_indices=unique,
         )[0]
 
 
@@ -244,6 +271,38 @@ def _retype(x: Array, target: torch.dtype) -> Array:
     if target.itemsize > x.dtype.itemsize:
         return hlo.bitcast(hlo.reshape(x, (-1, target.itemsize // x.dtype.itemsize)), target)
     return hlo.reshape(hlo.bitcast(x, target), (-1,))
+
+
+def _written_places(new: Array, old: Array, how: Shared) -> Array:
+    """The place of each element of `new`, in row-major order; -1 for those that are as in `old` and don't count."""
+    places = hlo.reshape(hlo.iota((new.size,), 0, torch.int32), new.shape)
+    return places if how == "last" else hlo.select(_differ(new, old), places, -1)
+
+
+def _differ(a: Array, b: Array) -> Array:
+    """Whether elements have other bits: a NaN is what it was, -0.0 is not 0.0."""
+    if a.dtype.is_complex:
+        return _differ(hlo.real(a), hlo.real(b)) | _differ(hlo.imag(a), hlo.imag(b))
+    if a.dtype.is_floating_point:
+        bits = _UNSIGNED[a.dtype.itemsize]
+        a, b = hlo.bitcast(a, bits), hlo.bitcast(b, bits)
+    return a.ne(b)
+
+
+_UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
+
+
+def _elements(x: Array, places: Array) -> Array:
+    """The elements of `x` at places in row-major order; any element for -1."""
+    taken = structured.gather(
+        hlo.reshape(x, (-1,)),
+        hlo.reshape(hlo.maximum(places, 0), (-1, 1)),
+        offset_dims=[],
+        collapsed_slice_dims=[0],
+        start_index_map=[0],
+        slice_sizes=[1],
+    )
+    return hlo.reshape(taken, places.shape)
 
 
 Step = Transpose | Reshape | PadEnd | Slice | Broadcast | Empty | Windows | Retype
@@ -388,17 +447,21 @@ def read(base: Array, steps: Sequence[Step], starts: Starts) -> Array:
     return base
 
 
-def write(base: Array, steps: Sequence[Step], starts: Starts, new: Array, *, uniform: bool = False) -> Array:
-    """The base with the view's elements replaced by `new`; raises RuntimeError where that has no meaning.
+def write(base: Array, steps: Sequence[Step], starts: Starts, new: Array, shared: Shared | None = None) -> Array:
+    """The base with the view's elements replaced by `new`.
 
-    Where all elements of `new` are equal (`uniform`), it has one for an expanded view too.
+    Args:
+        shared: what becomes of an element of the base that several elements of the view show.
+
+    Raises:
+        RuntimeError: where there are such and `shared` does not say.
     """
     operands = [base]
     for step in steps[:-1]:
         operands.append(step.read(operands[-1], starts))
     for step, operand in zip(reversed(steps), reversed(operands), strict=False):
-        if uniform and isinstance(step, Broadcast):
-            new = step.write_uniform(operand, new)
+        if shared is not None and isinstance(step, (Broadcast, Windows)):
+            new = step.write_shared(operand, new, starts, shared)
         else:
             new = step.write(operand, new, starts)
     return new

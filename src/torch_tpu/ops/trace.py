@@ -22,6 +22,7 @@ from torch_tpu.ops.random_bits import Rng
 from torch_tpu.ops.refusals import check_dtype
 from torch_tpu.ops.registry import NoLowering, Spec
 from torch_tpu.ops.schema import bind, signature, unbind
+from torch_tpu.ops.shared_memory import written_when_shared
 from torch_tpu.ops.windows import Followed, Way
 
 StatedCheck = tuple[Array, str, type[Exception], Array | None]
@@ -133,11 +134,11 @@ class Tracer(TorchDispatchMode):
             result = hlo.conj(result)
         return hlo.negate(result) if tensor.is_neg() else result
 
-    def write(self, tensor: torch.Tensor, array: Array, *, uniform: bool = False) -> None:
+    def write(self, tensor: torch.Tensor, array: Array, shared: strided.Shared | None = None) -> None:
         """Replaces the elements of a tensor, whatever view of its storage it is.
 
         Args:
-            uniform: all elements of `array` are equal, so that an expanded tensor may be written too.
+            shared: what becomes of memory that several elements show, where that may be written at all.
         """
         base = self.base(tensor)
         array = self._fit(array, tuple(tensor.shape), tensor.dtype)
@@ -154,7 +155,7 @@ class Tracer(TorchDispatchMode):
         for steps, starts in ways[:-1]:
             operands.append(strided.read(operands[-1], steps, starts))
         for (steps, starts), operand in zip(reversed(ways), reversed(operands), strict=True):
-            array = strided.write(operand, steps, starts, array, uniform=uniform)
+            array = strided.write(operand, steps, starts, array, shared)
         base.array = array
 
     def fresh(self, tensor: torch.Tensor, array: Array) -> torch.Tensor:
@@ -322,7 +323,7 @@ class Tracer(TorchDispatchMode):
                 replaced[id(returned)] = None if array is None else self.fresh(returned, array)
         for target, new in zip(targets, results[len(fresh) :], strict=True):
             if new is not None and target is not None:
-                self.write(target, new, uniform=rule.name in _UNIFORM)
+                self.write(target, new, written_when_shared(rule.name, values))
         return _replace(meta, replaced)
 
     def _computed_dtype(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
@@ -373,7 +374,7 @@ class Tracer(TorchDispatchMode):
                 if call[0].dtype.is_complex and not result.dtype.is_complex:
                     raise RuntimeError(f"in-place {element} is not supported for complex tensors")
                 _require_cast(result.dtype, call[0].dtype)
-                self.write(call[0], self.read(result))
+                self.write(call[0], self.read(result), written_when_shared(rule.name, own))
             results.append(result)
         return None if in_place else results
 
@@ -441,10 +442,8 @@ _METADATA_ONLY = frozenset(
 )
 
 
-# Lowerings that give every element the same value.
 # A tensor without dimensions stays as it is, whatever its dtype.
 _NUMBER_AS_IT_IS = frozenset({torch.ops.aten.cumsum_.default, torch.ops.aten.cumprod_.default})
-_UNIFORM = frozenset({"fill.Scalar", "fill.Tensor", "zero"})
 
 
 def _require_cast(result: torch.dtype, target: torch.dtype) -> None:
