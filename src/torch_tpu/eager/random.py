@@ -1,4 +1,4 @@
-"""Argument checks of `randperm` and of the in-place random operators, whose numbers are data no program looks at."""
+"""Argument checks of `randperm`, dropout and the operators that fill, whose numbers are data no program looks at."""
 
 from __future__ import annotations
 
@@ -47,6 +47,17 @@ for _func in (
     aten.random_.default,
     aten.random_.to,
     getattr(aten.random_, "from"),
+    aten.uniform.default,
+    aten.normal_functional.default,
+    aten.normal.Tensor_float,
+    aten.log_normal.default,
+    aten.exponential.default,
+    aten.cauchy.default,
+    aten.geometric.default,
+    aten.bernoulli.p,
+    aten.random.default,
+    aten.random.to,
+    getattr(aten.random, "from"),
 ):
     _name = _func._schema.name.partition("::")[2]
     _overload = _func._schema.overload_name
@@ -71,3 +82,11 @@ def _check_permutation(n: int, dtype: torch.dtype) -> None:
     else:
         last = 0 if dtype is torch.bool or dtype.is_complex else torch.iinfo(dtype).max
     torch.randperm(n if n > last else min(n, 1), dtype=dtype, generator=_spare())
+
+
+@kernel("native_dropout")
+def native_dropout(x: torch.Tensor, p: float, train: bool | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    if train is not False and not 0 <= p <= 1:
+        _check(aten.bernoulli_.float, torch.float32, (1 - p,))
+    result: tuple[torch.Tensor, torch.Tensor] = program(aten.native_dropout.default)(x, p, train)
+    return result

@@ -51,13 +51,15 @@ def normal(x: Array, mean: ArrayLike = 0.0, std: ArrayLike = 1.0, *, generator: 
     return _drawn(out, lambda shape, dtype: rng.normal(shape, dtype) * std + mean)
 
 
-@lower("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor")
-def normal_of_tensors(
-    mean: ArrayLike, std: ArrayLike = 1.0, *, generator: None, out: Spec, rng: Rng, check: Check
-) -> Array:
-    if isinstance(std, Array) and std.ndim:
-        fine = structured.reduce_and(std >= 0, range(std.ndim))
-        check(fine, "normal expects all elements of std >= 0.0", RuntimeError)
+@lower("normal.float_Tensor", "normal.Tensor_Tensor")
+def normal_of_deviations(mean: ArrayLike, std: Array, *, generator: None, out: Spec, rng: Rng, check: Check) -> Array:
+    fine = structured.reduce_and(std >= 0, range(std.ndim))
+    check(fine, "normal expects all elements of std >= 0.0", RuntimeError)
+    return normal_of_means(mean, std, generator=generator, out=out, rng=rng)
+
+
+@lower("normal.Tensor_float")
+def normal_of_means(mean: ArrayLike, std: ArrayLike = 1.0, *, generator: None, out: Spec, rng: Rng) -> Array:
     mean, std = cast([mean, std], compute_dtype(out.dtype))
     scale = math.sqrt(0.5) if out.dtype.is_complex else 1
     return _drawn(out, rng.normal) * (std * scale) + mean
@@ -98,18 +100,25 @@ def _log1p(x: ArrayLike) -> ArrayLike:
 
 
 @lower("bernoulli")
-def bernoulli(p: Array, *, generator: None, out: Spec, rng: Rng) -> Array:
+def bernoulli(p: Array, *, generator: None, out: Spec, rng: Rng, check: Check) -> Array:
+    if not p.dtype.is_floating_point:
+        raise NotImplementedError(f"bernoulli is not implemented for probabilities of {p.dtype}")
+    fine = structured.reduce_and((p >= 0) & (p <= 1), range(p.ndim))
+    check(fine, "Expected p_in >= 0 && p_in <= 1 to be true, but got false.", RuntimeError)
     return _successes(p, out, rng)
 
 
-@lower("bernoulli.p", "bernoulli.Tensor")
-def bernoulli_like(x: Array, p: ArrayLike, *, generator: None, out: Spec, rng: Rng) -> Array:
+@lower("bernoulli.Tensor")
+def bernoulli_like(x: Array, p: Array, *, generator: None, out: Spec, rng: Rng, check: Check) -> Array:
+    return bernoulli(p, generator=generator, out=out, rng=rng, check=check)
+
+
+@lower("bernoulli.p")
+def bernoulli_of_number(x: Array, p: ArrayLike, *, generator: None, out: Spec, rng: Rng) -> Array:
     return _successes(p, out, rng)
 
 
 def _successes(p: ArrayLike, out: Spec, rng: Rng) -> Array:
-    if isinstance(p, Array) and not p.dtype.is_floating_point:
-        raise NotImplementedError(f"bernoulli is not implemented for probabilities of {p.dtype}")
     wide = isinstance(p, Array) and p.dtype is torch.float64
     dtype = torch.float64 if wide else torch.float32
     return hlo.convert(rng.uniform(out.shape, dtype) < cast(p, dtype), out.dtype)

@@ -10,6 +10,7 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
+from torch_tpu.hlo.types import type_name
 from torch_tpu.ops.indexing import elements, read
 from torch_tpu.ops.promotion import compute_dtype
 from torch_tpu.ops.random_bits import Rng, high_product
@@ -42,10 +43,8 @@ def multinomial(
     total = structured.reduce_sum(rows, [1])
     valid = structured.reduce_and((rows >= 0) & (rows < math.inf), [0, 1])
     positive = structured.reduce_and(total > 0, [0])
-    # A negative sum is reported as such.
-    negative = structured.reduce_or(total <= 0, [0])
-    check(valid | negative, "probability tensor contains either `inf`, `nan` or element < 0", RuntimeError)
-    check(positive | ~negative, "invalid multinomial distribution (sum of probabilities <= 0)", RuntimeError)
+    check(valid, "probability tensor contains either `inf`, `nan` or element < 0", RuntimeError)
+    check(positive, "invalid multinomial distribution (sum of probabilities <= 0)", RuntimeError)
     if not rows.size:
         return hlo.zeros(out.shape, torch.int64)
     chosen = _with_replacement(rows, total, num_samples, rng) if replacement else _in_a_race(rows, num_samples, rng)
@@ -167,11 +166,13 @@ def _counted(first: Array, ratio: Callable[[Array], Array], limit: Array, rng: R
 
 
 @lower("poisson")
-def poisson(rate: Array, generator: None = None, *, out: Spec, rng: Rng) -> Array:
+def poisson(rate: Array, generator: None = None, *, out: Spec, rng: Rng, check: Check) -> Array:
     """Inversion for rates below 10, else transformed rejection (PTRS, Hörmann, 1993)."""
     if not rate.dtype.is_floating_point:
         raise NotImplementedError(f"poisson is not implemented for {rate.dtype}")
-    rate = hlo.maximum(hlo.convert(rate, torch.float64), 0)
+    fine = structured.reduce_and(rate >= 0, range(rate.ndim))
+    check(fine, "invalid Poisson rate, expected rate to be non-negative", RuntimeError)
+    rate = hlo.convert(rate, torch.float64)
     small = rate < 10
     low = hlo.select(small, rate, 0)
     few = _counted(hlo.exp(-low), lambda k: low / k, hlo.full_like(rate, math.inf), rng)
@@ -207,6 +208,8 @@ def binomial(count: Array, prob: Array, generator: None = None, *, rng: Rng) -> 
     """Inversion where n·p is below 10, else transformed rejection (BTRS, Hörmann, 1993); p above 1/2 is mirrored."""
     if not (count.dtype.is_floating_point and prob.dtype.is_floating_point):
         raise ValueError(f"binomial only supports floating-point dtypes for count, got: {count.dtype}")
+    if count.dtype is not prob.dtype:
+        raise RuntimeError(f"Found dtype {type_name(prob.dtype)} but expected {type_name(count.dtype)}")
     shape = hlo.broadcast_shapes(count.shape, prob.shape)
     n, p = (hlo.broadcast_to(hlo.convert(x, torch.float64), shape) for x in (count, prob))
     mirrored = p > 0.5
