@@ -92,7 +92,9 @@ def _put(name: str, fill: Any) -> Callable[..., torch.Tensor]:
     ) -> torch.Tensor:
         mask = None if accumulate else _single_mask(x, indices, values)
         if mask is not None:
-            return fill(x, mask, values.reshape(()))
+            # The CPU reads the number before it writes.
+            value = values.reshape(())
+            return fill(x, mask, value.clone() if value.untyped_storage() is x.untyped_storage() else value)
         if values.device != x.device and values.dim():
             raise device_mismatch(values)
         positions = _positions(x, indices)

@@ -38,7 +38,6 @@ class Operator:
         "data",
         "func",
         "generator",
-        "in_place",
         "keyword_data",
         "name",
         "reads_precision",
@@ -52,7 +51,6 @@ class Operator:
         self.func = func
         self.name = func._schema.name.partition("::")[2]
         self.sig = signature(func)
-        self.in_place = self.sig.is_inplace
         # Whether one of its programs so far depends on the precision of float32 products.
         self.reads_precision = False
         self.data = tuple(derived.is_data(func, a) for a in self.sig.arguments)
@@ -123,7 +121,7 @@ class Operator:
                     generator = value
                 elif name == "device":
                     check_device(value)
-        if self.in_place and len({id(s) for s in sig.storages}) < len(sig.storages):
+        if self.writes and len({id(s) for s in sig.storages}) < len(sig.storages):
             check_overlap(self.func, args, kwargs)
         key = sig.finish()
         plan = execute.known_plan(key, sig)

@@ -1,29 +1,66 @@
-"""Writes to memory that another argument reads in a different place are refused as on the CPU.
+"""Writes to memory that another argument reads are refused as on the CPU.
 
 Values never change here, so each such write would have a meaning; but programs are to behave alike on both devices.
+Each operator of the CPU refuses the overlap of some arguments with what it writes: any, or only that of a part. What it
+does is tried once for each way in which a call's arguments overlap.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
+from torch_tpu.eager.recent import Recent
 from torch_tpu.hlo.strided import is_dense
 from torch_tpu.ops.schema import bind, call, signature
 
+# The CPU's words, or None where it allows it, by operator and overlaps.
+_verdicts = Recent(4096)
+
 
 def check_overlap(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raises what the CPU raises where a written tensor and another one share a part of their memory."""
+    """Raises what the CPU raises where a written tensor and another argument share memory."""
     values = bind(func, args, kwargs)
-    written = [v for a, v in zip(signature(func).arguments, values, strict=True) if a.is_written]
-    everything = list(_tensors(values))
-    if not any(_part(w, t) for w in _tensors(written) for t in everything):
+    tensors = [(i, k, t) for i, value in enumerate(values) for k, t in enumerate(_tensors(value))]
+    written = [i for i, a in enumerate(signature(func).arguments) if a.is_written]
+    found = {
+        (i, j, k == m, overlap)
+        for i, k, target in tensors
+        if i in written
+        for j, m, other in tensors
+        if (i, k) != (j, m) and (overlap := _overlap(target, other))
+    }
+    if not found:
         return
-    stand_ins: dict[int, torch.UntypedStorage] = {}
-    call(func, _stand_in(args, stand_ins), {k: _stand_in(v, stand_ins) for k, v in kwargs.items()})
+    key = (func, frozenset(found))
+    verdict = _verdicts.find(key)
+    if verdict is None:
+        verdict = _tried(func, args, kwargs)
+        if verdict is None:
+            return
+        _verdicts.keep(key, verdict)
+    if verdict:
+        raise RuntimeError(verdict)
+
+
+def _tried(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """The words with which the CPU refuses the overlap, "" if it does not; None where something else is wrong."""
+    stand_ins: dict[int, Any] = {}
+    try:
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
+            call(
+                func,
+                _stand_in(args, stand_ins),
+                {k: _stand_in(v, stand_ins) for k, v in kwargs.items() if k != "pin_memory"},
+            )
+    except Exception as error:
+        words = str(error)
+        return words if words.startswith("unsupported operation:") else None
+    return ""
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -34,16 +71,18 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(v)
 
 
-def _part(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors overlap without being the same; of those with gaps PyTorch doesn't ask."""
-    if a is b or not a.is_tpu or not b.is_tpu or a.untyped_storage() is not b.untyped_storage():  # type: ignore[attr-defined]
-        return False
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> str:
+    """How two tensors overlap; of those with gaps PyTorch doesn't ask."""
+    if a is b:
+        return "all"
+    if not a.is_tpu or not b.is_tpu or a.untyped_storage() is not b.untyped_storage():  # type: ignore[attr-defined]
+        return ""
     if not (a.numel() and b.numel() and is_dense(a.shape, a.stride()) and is_dense(b.shape, b.stride())):
-        return False
+        return ""
     (a_begin, a_end), (b_begin, b_end) = _range(a), _range(b)
     if (a_begin, a_end) == (b_begin, b_end):
-        return a.stride() != b.stride()
-    return a_begin < b_end and b_begin < a_end
+        return "all" if a.stride() == b.stride() else "part"
+    return "part" if a_begin < b_end and b_begin < a_end else ""
 
 
 def _range(t: torch.Tensor) -> tuple[int, int]:
@@ -51,16 +90,20 @@ def _range(t: torch.Tensor) -> tuple[int, int]:
     return begin, begin + t.numel() * t.element_size()
 
 
-def _stand_in(value: Any, storages: dict[int, torch.UntypedStorage]) -> Any:
+def _stand_in(value: Any, known: dict[int, Any]) -> Any:
     """Zeros on the CPU that lie in memory as the device's tensors do."""
     if isinstance(value, torch.Tensor):
         if not value.is_tpu:  # type: ignore[attr-defined]
             return value
-        storage = value.untyped_storage()
-        if id(storage) not in storages:
-            storages[id(storage)] = torch.zeros(storage.nbytes(), dtype=torch.uint8).untyped_storage()
-        place = (value.storage_offset(), value.shape, value.stride())
-        return torch.empty(0, dtype=value.dtype).set_(storages[id(storage)], *place)
+        if id(value) not in known:
+            storage = value.untyped_storage()
+            if id(storage) not in known:
+                known[id(storage)] = torch.zeros(storage.nbytes(), dtype=torch.uint8).untyped_storage()
+            place = (value.storage_offset(), value.shape, value.stride())
+            known[id(value)] = torch.empty(0, dtype=value.dtype).set_(known[id(storage)], *place)
+        return known[id(value)]
     if isinstance(value, (list, tuple)):
-        return type(value)([_stand_in(v, storages) for v in value])
-    return value
+        return type(value)([_stand_in(v, known) for v in value])
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
+    return None if isinstance(value, torch._C.Generator) else value

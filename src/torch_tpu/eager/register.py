@@ -44,7 +44,14 @@ HANDWRITTEN_MODULES = (
 # Composite kernels that are right for PyTorch's own devices only: they refuse others, write to their memory, or take an
 # `out=` that these refuse.
 _NAMES_ITS_DEVICES = frozenset(
-    {"aten::mode.values", "aten::_stack.out", "aten::range.out_", "aten::all.dims_out", "aten::any.dims_out"}
+    {
+        "aten::_stack.out",
+        "aten::addr.out",
+        "aten::all.dims_out",
+        "aten::any.dims_out",
+        "aten::mode.values",
+        "aten::range.out_",
+    }
 )
 # `out=` forms of composite operators that call it in turn.
 _CALLED_BY_ITS_TWIN = frozenset({"aten::sspaddmm.out"})
