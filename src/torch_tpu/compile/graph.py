@@ -29,7 +29,7 @@ from torch_tpu.eager.plan import Call, Plan
 from torch_tpu.eager.recent import Recent
 from torch_tpu.hlo import module
 from torch_tpu.metrics import programs
-from torch_tpu.ops import derived
+from torch_tpu.ops import derived, uninitialised
 from torch_tpu.ops.schema import bind, signature
 from torch_tpu.ops.subgraph import GraphTracer, constants, tensor
 from torch_tpu.ops.trace import Data, Tracer, Unknown
@@ -176,7 +176,7 @@ class GraphProgram:
             known = self._recall.signature(everything)
             if known is not None:
                 return self._run(self._recall.plan, known, args)
-        sig = execute.CallSignature([self])
+        sig = execute.CallSignature([self, uninitialised.is_filled()])
         first = len(self.constants)
         for i, value in enumerate(everything):
             sig.argument(int(value) if isinstance(value, torch.SymInt) else value, i - first in self._facts.numbers)

@@ -14,6 +14,7 @@ import torch
 
 from torch_tpu.eager.execute import CallSignature
 from torch_tpu.eager.plan import Plan
+from torch_tpu.ops import uninitialised
 
 _storage: Any = torch.Tensor.untyped_storage
 _contiguous: Any = torch.Tensor.is_contiguous
@@ -39,7 +40,7 @@ class Recall:
         ]
         self.starts = sig.starts
         self.sharing = _sharing(sig.storages)
-        self.settings = (_matmul_precision(), _default_dtype())
+        self.settings = (_matmul_precision(), _default_dtype(), uninitialised.is_filled())
 
     def signature(self, tensors: list[Any]) -> CallSignature | None:
         """The signature of a call that needs the same program; None if this one may need another."""
@@ -51,7 +52,7 @@ class Recall:
         if (
             [v.geometry for v in values] != self.geometries
             or (self.contiguous is not None and list(map(_contiguous, tensors)) != self.contiguous)
-            or (_matmul_precision(), _default_dtype()) != self.settings
+            or (_matmul_precision(), _default_dtype(), uninitialised.is_filled()) != self.settings
         ):
             return None
         for i, *place in self.places:

@@ -18,7 +18,7 @@ import torch
 from torch_tpu import metrics
 from torch_tpu.device import privateuse1  # noqa: F401  (its patch is the first)
 from torch_tpu.device.replacement import metaclass_of
-from torch_tpu.eager import mode
+from torch_tpu.eager import hooks, mode
 from torch_tpu.patching.changes import Changes
 from torch_tpu.patching.needs import a_class, function, holding, operator
 from torch_tpu.patching.registry import optional, required
@@ -220,3 +220,22 @@ def accumulate_in_float32(changes: Changes) -> None:
     # Dynamo traces it where it looks like PyTorch's own.
     resolve.__code__ = resolve.__code__.replace(co_filename=original.__code__.co_filename)
     changes.set(options.LinearCrossEntropyOptions, "_resolve_auto_acc_dtype", staticmethod(resolve))
+
+
+@optional(
+    "determinism while tracing",
+    "use_deterministic_algorithms(True) does not refuse what the device does in a fixed order",
+    function("torch._prims_common:alert_not_deterministic", "caller"),
+    after="torch._prims_common",
+)
+def trace_as_deterministic(changes: Changes) -> None:
+    # Shape rules written in Python take tensors without a device for CUDA's, and refuse there what CUDA's kernels do in
+    # no fixed order. Programs of the device give the same numbers each time.
+    original = changes.module.alert_not_deterministic
+
+    @functools.wraps(original)
+    def alert(caller: str) -> None:
+        if not hooks.traces():
+            original(caller)
+
+    changes.set(changes.module, "alert_not_deterministic", alert)

@@ -26,3 +26,11 @@ check_index: Callable[[int | None], int] = _no_indices
 
 # Runs what has been recorded and not yet run, and says why; None where nothing ever was.
 flush: Callable[[str], None] | None = None
+
+
+def _builds_nothing() -> bool:
+    return False
+
+
+# Whether a program is being traced in this thread. The other way round: `plan` sets it, upper layers ask.
+traces: Callable[[], bool] = _builds_nothing

@@ -10,6 +10,7 @@ import torch
 from torch_tpu.eager import hooks
 from torch_tpu.eager.kernels import kernel
 from torch_tpu.hlo import strided, types
+from torch_tpu.ops import uninitialised
 from torch_tpu.tensor import storage as st
 from torch_tpu.tensor.storage import empty_tensor, new_storage, set_geometry, value_of
 
@@ -47,9 +48,17 @@ def empty(
     if any(s < 0 for s in size):
         raise RuntimeError(f"Trying to create tensor with negative dimension {min(size)}: {list(size)}")
     if memory_format in (None, torch.contiguous_format, torch.preserve_format):
-        return empty_tensor(size, strided.contiguous_strides(size), dtype)
+        return _filled(empty_tensor(size, strided.contiguous_strides(size), dtype))
     like = torch.empty(size, dtype=dtype, device="meta", memory_format=memory_format)
-    return empty_tensor(size, like.stride(), dtype)
+    return _filled(empty_tensor(size, like.stride(), dtype))
+
+
+def _filled(t: torch.Tensor) -> torch.Tensor:
+    """Fresh memory as PyTorch's settings say that it is to be."""
+    if uninitialised.is_filled() and t.untyped_storage().nbytes():
+        elements = t.untyped_storage().nbytes() // t.element_size()
+        st.view(t.untyped_storage(), t.dtype, 0, (elements,), (1,)).fill_(uninitialised.filler(t.dtype))
+    return t
 
 
 @kernel("empty_strided")
@@ -62,7 +71,7 @@ def empty_strided(
     device: torch.device | None = None,
     pin_memory: bool | None = None,
 ) -> torch.Tensor:
-    return empty_tensor(tuple(size), tuple(stride), _checked(device, layout, dtype))
+    return _filled(empty_tensor(tuple(size), tuple(stride), _checked(device, layout, dtype)))
 
 
 def host_metadata_kernel(func: Any) -> Callable[..., torch.Tensor]:
@@ -133,9 +142,12 @@ def resize_(t: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory
     if needed > storage.nbytes():
         old = value_of(storage)
         larger = new_storage(needed, st.uninitialised(needed, t.dtype))
+        count = storage.nbytes() // t.element_size()
         if old.array is not None and storage.nbytes():
-            count = storage.nbytes() // t.element_size()
             st.view(larger, t.dtype, 0, (count,), (1,)).copy_(st.view(storage, t.dtype, 0, (count,), (1,)))
+        if uninitialised.is_filled():
+            rest = needed // t.element_size() - count
+            st.view(larger, t.dtype, count, (rest,), (1,)).fill_(uninitialised.filler(t.dtype))
         storage = larger
     return set_geometry(t, storage, offset, tuple(size), strides)
 

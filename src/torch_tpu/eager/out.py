@@ -16,6 +16,8 @@ from torch_tpu.tensor.errors import device_mismatch
 
 # These compute in the dtype of `out` unless another one is asked for.
 _IN_DTYPE_OF_OUT = frozenset({"cumprod", "cumsum", "mean", "nansum", "prod", "sum"})
+# These resize an `out` that has not as many elements; one of another shape that has keeps it.
+_FILLS = frozenset({"arange", "linspace", "logspace"})
 
 
 class OutKernel:
@@ -59,6 +61,8 @@ class OutKernel:
         first = recording.next_slot()
         results = call(self.functional, positional, keyword)
         flat = _tensors(results if isinstance(results, (list, tuple)) else [results])
+        if self.name in _FILLS and outs[0].numel() == flat[0].numel():
+            flat = [flat[0].reshape(outs[0].shape)]
         pairs = list(zip(_tensors(outs), flat, strict=True))
         # Which other dtypes and shapes `out` may have, and what is raised for the rest, is each operator's own affair.
         operands = _tensors(given.values())

@@ -18,9 +18,11 @@ import torch
 from torch._ops import OpOverload
 
 from torch_tpu import metrics
+from torch_tpu.eager import hooks
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import guard, module, strided, types
 from torch_tpu.hlo.array import Array
+from torch_tpu.hlo.target import builds_here
 from torch_tpu.ops.random_bits import Rng
 from torch_tpu.ops.trace import Base, Data, Tracer
 from torch_tpu.ops.windows import Window
@@ -28,6 +30,8 @@ from torch_tpu.runtime import fingerprint
 from torch_tpu.runtime.client import Executable, client
 from torch_tpu.runtime.cpu_options import options_for
 from torch_tpu.tensor.storage import Geometry, geometry
+
+hooks.traces = builds_here
 
 
 @dataclass(frozen=True)

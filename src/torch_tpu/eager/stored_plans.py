@@ -14,6 +14,7 @@ import torch
 from torch_tpu import metrics
 from torch_tpu.eager import plan_bytes
 from torch_tpu.eager.plan import Call, Plan, Slot, data_dtype
+from torch_tpu.ops import uninitialised
 from torch_tpu.runtime import fingerprint
 from torch_tpu.runtime.client import client
 from torch_tpu.runtime.disk_cache import DiskCache
@@ -67,6 +68,7 @@ def _place(call: Call) -> tuple[DiskCache | None, str]:
         call.guarded,
         torch._C._get_float32_matmul_precision(),
         torch.get_default_dtype(),
+        uninitialised.is_filled(),
         torch.__version__,
         fingerprint.own_sources(),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +35,8 @@ class Target:
 
 # Of the modules being built, the innermost last; `module.building` guards it.
 _targets: list[Target] = []
+# The thread that builds them.
+_builder: int | None = None
 
 
 def target() -> Target:
@@ -41,10 +44,19 @@ def target() -> Target:
     return _targets[-1]
 
 
+def builds_here() -> bool:
+    """Whether a module is under construction in this thread."""
+    return _builder == threading.get_ident()
+
+
 @contextlib.contextmanager
 def under_construction(target: Target) -> Iterator[None]:
+    global _builder
     _targets.append(target)
+    _builder = threading.get_ident()
     try:
         yield
     finally:
         _targets.pop()
+        if not _targets:
+            _builder = None

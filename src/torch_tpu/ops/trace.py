@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import strided
 from torch_tpu.hlo.array import Array, ArrayLike, Number
-from torch_tpu.ops import derived, layout, registry
+from torch_tpu.ops import derived, layout, registry, uninitialised
 from torch_tpu.ops.random_bits import Rng
 from torch_tpu.ops.refusals import check_dtype
 from torch_tpu.ops.registry import NoLowering, Spec
@@ -211,6 +211,8 @@ class Tracer(TorchDispatchMode):
         if func in _METADATA_ONLY or (sig.is_view and not _is_composite(func)):
             result = func(*args, **kwargs)
             self.followed.follow(func, args, kwargs, result)
+            if func in _UNINITIALISED and uninitialised.is_filled():
+                self._fill(result)
             return result
         if sig.is_view:
             # Such as reshape, which may copy.
@@ -235,6 +237,11 @@ class Tracer(TorchDispatchMode):
         if target is not None and target.shape != shape:
             _refuse_resize(shape, target.shape)
         return result
+
+    def _fill(self, tensor: torch.Tensor) -> None:
+        """Gives fresh memory what PyTorch's settings say that it is to hold."""
+        base = self.base(tensor)
+        base.array = hlo.full(base.sizes, uninitialised.filler(base.dtype), base.dtype)
 
     def _decompose(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         sig = signature(func)
@@ -419,13 +426,18 @@ def _refuse_resize(shape: Sequence[int], broadcast: Sequence[int]) -> NoReturn:
     raise RuntimeError(f"output with shape {list(shape)} doesn't match the broadcast shape {list(broadcast)}")
 
 
-_METADATA_ONLY = frozenset(
+_UNINITIALISED = frozenset(
     {
         torch.ops.aten.empty.memory_format,
-        torch.ops.aten.empty_strided.default,
         torch.ops.aten.empty_like.default,
+        torch.ops.aten.empty_permuted.default,
+        torch.ops.aten.empty_strided.default,
         torch.ops.aten.new_empty.default,
         torch.ops.aten.new_empty_strided.default,
+    }
+)
+_METADATA_ONLY = _UNINITIALISED | frozenset(
+    {
         torch.ops.aten.sym_size.int,
         torch.ops.aten.sym_stride.int,
         torch.ops.aten.sym_numel.default,
