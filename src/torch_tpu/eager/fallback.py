@@ -17,6 +17,7 @@ from torch_tpu import metrics
 from torch_tpu.eager import copy
 from torch_tpu.metrics import places
 from torch_tpu.metrics.places import Place
+from torch_tpu.ops.judgement import on_cpu
 from torch_tpu.ops.schema import bind, call, signature
 from torch_tpu.runtime.client import client
 from torch_tpu.tensor.transfer import from_host, host_view, to_host
@@ -108,6 +109,7 @@ def cpu_error(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     It is tried on zeros of the same shapes. What these raise may be their own fault (a matrix of zeros has no inverse),
     so the contents have the last word.
     """
+    func = on_cpu(func)
     error = _trial(func, args, kwargs, _stand_in)
     if error is None or client().runs:
         return error and _trial(func, args, kwargs, _copy_of)

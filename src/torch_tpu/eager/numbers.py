@@ -21,10 +21,10 @@ aten = torch.ops.aten
 @lru_cache(maxsize=64)
 def _range(dtype: torch.dtype) -> tuple[float, float]:
     """Numbers that surely fit."""
-    if dtype.is_floating_point:
+    if dtype.is_floating_point or dtype.is_complex:
         info = torch.finfo(dtype)
         return info.min, info.max
-    if dtype is torch.bool or dtype.is_complex:
+    if dtype is torch.bool:
         return float("-inf"), float("inf")
     return torch.iinfo(dtype).min, torch.iinfo(dtype).max
 

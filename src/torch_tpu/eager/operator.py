@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from torch_tpu.eager import execute, graph, hooks, mode, simple, varying
+from torch_tpu.eager import execute, graph, hooks, mode, number_kinds, simple, varying
 from torch_tpu.eager.fallback import as_cpu_raises, run_on_cpu
 from torch_tpu.eager.graph import NotReadyError
 from torch_tpu.eager.memory import check_device
@@ -18,12 +18,16 @@ from torch_tpu.eager.plan import Call, Plan
 from torch_tpu.eager.simple import PLAIN, SHARED, record, run
 from torch_tpu.eager.varying import OnHost
 from torch_tpu.ops import derived
+from torch_tpu.ops.judgement import has_domain
 from torch_tpu.ops.schema import signature
 from torch_tpu.ops.trace import Tracer
 from torch_tpu.runtime.client import client
 
 # What each call looks up.
 LAST_INT64 = execute.LAST_INT64
+# Floats that every float dtype takes in a computation.
+LARGEST = torch.finfo(torch.float32).max
+INFINITE = (float("inf"), float("-inf"))
 CallSignature = execute.CallSignature
 _Tensor = torch.Tensor
 _matmul_precision = torch._C._get_float32_matmul_precision
@@ -38,6 +42,7 @@ class Operator:
         "data",
         "func",
         "generator",
+        "has_domain",
         "keyword_data",
         "name",
         "reads_precision",
@@ -58,6 +63,7 @@ class Operator:
         rule = derived.lowering(func)
         self.wide = rule is not None and rule.wide
         self.writes = any(a.is_written for a in self.sig.arguments) or (rule is not None and bool(rule.mutates))
+        self.has_domain = has_domain(func)
         # Where a generator stands among the positional arguments.
         self.generator = self.sig.positions.get("generator", len(self.sig.arguments))
 
@@ -88,7 +94,10 @@ class Operator:
                 last = storage
                 key.append(g)
                 values.append(value)
-            elif is_data is True and (t.__class__ is float or (t.__class__ is int and t <= LAST_INT64)):
+            elif is_data is True and (
+                (t.__class__ is float and (-LARGEST <= t <= LARGEST or t in INFINITE))
+                or (t.__class__ is int and t <= LAST_INT64)
+            ):
                 key.append(t.__class__)
                 data.append(t)
             elif t.__class__ in PLAIN and (is_data is False or t is None):
@@ -125,6 +134,8 @@ class Operator:
             check_overlap(self.func, args, kwargs)
         key = sig.finish()
         plan = execute.known_plan(key, sig)
+        if sig.data and plan is not None:
+            number_kinds.judge(self.func, args, kwargs, sig.tensors, sig.data)
         if plan.__class__ is not Plan:
             if plan is None or (plan.__class__ is OnHost and plan.is_worth_a_program()):
                 plan = self._new_plan(key, sig, args, kwargs, plan is None)
@@ -132,12 +143,16 @@ class Operator:
                 return varying.run(self.func, args, kwargs)
             if isinstance(plan, execute.Unsupported):
                 return run_on_cpu(self.func, args, kwargs, plan.reason)
-        if key_of_simple is not None:
+        if key_of_simple is not None and not self._looks_at_numbers(sig):
             simple.keep(key_of_simple, plan, sig)
         try:
             return execute.defer(plan, sig, generator) if mode.fused else execute.submit(plan, sig, generator)
         except execute.Changed:
             return self._call_any(args, kwargs, None)
+
+    def _looks_at_numbers(self, sig: execute.CallSignature) -> bool:
+        """Whether numbers that a simple call may have can be wrong ones."""
+        return bool(sig.data) and (self.has_domain or not all(t.dtype.is_floating_point for t in sig.tensors))
 
     def _new_plan(
         self, key: tuple[Any, ...], sig: execute.CallSignature, args: tuple[Any, ...], kwargs: dict[str, Any], few: bool

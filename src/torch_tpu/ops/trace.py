@@ -18,6 +18,7 @@ from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import strided
 from torch_tpu.hlo.array import Array, ArrayLike, Number
 from torch_tpu.ops import derived, layout, registry, uninitialised
+from torch_tpu.ops.judgement import check_kinds
 from torch_tpu.ops.random_bits import Rng
 from torch_tpu.ops.refusals import check_dtype
 from torch_tpu.ops.registry import NoLowering, Spec
@@ -86,6 +87,8 @@ class Tracer(TorchDispatchMode):
         self._alive: list[Any] = []
         self.followed = Followed()
         self._decomposing: list[OpOverload] = []
+        # Inside of an operator that is made of others.
+        self._within = False
         self.checks: list[StatedCheck] = []
 
     # --- storages ------------------------------------------------------------------------------------------------
@@ -204,6 +207,16 @@ class Tracer(TorchDispatchMode):
             if higher_order is None:
                 raise NoLowering(func)
             return higher_order(self, *args, **kwargs)
+        if self._within:
+            return self._call(func, args, kwargs)
+        check_kinds(func, _plain(args), _plain(kwargs))
+        self._within = True
+        try:
+            return self._call(func, args, kwargs)
+        finally:
+            self._within = False
+
+    def _call(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         rule = derived.lowering(func)
         if rule is not None:
             return self._lower(func, rule, bind(func, args, kwargs))
