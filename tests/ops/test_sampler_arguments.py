@@ -116,3 +116,19 @@ def test_a_compiled_graph_looks_too() -> None:
     with pytest.raises(RuntimeError, match="Expected p_in >= 0 && p_in <= 1"):
         draw(torch.full((2,), 1.5, device="tpu"))
     assert draw(torch.zeros(2, device="tpu")).tolist() == [1, 1]
+
+
+@MODES
+@pytest.mark.parametrize("view", [lambda x: x, lambda x: x.t(), lambda x: x[1:], lambda x: x.view(-1)])
+def test_a_refused_draw_leaves_the_old_values(view: Call, mode: EagerMode) -> None:
+    with torch.tpu.set_eager_mode(mode):
+        x = torch.arange(6.0, device="tpu").reshape(2, 3).sin()
+        target = view(x)
+
+        def draw() -> None:
+            target.bernoulli_(torch.full_like(target, 1.5))
+            torch.accelerator.synchronize()  # fused mode raises here
+
+        with pytest.raises(RuntimeError, match="Expected p_in >= 0"):
+            draw()
+        torch.testing.assert_close(x.cpu(), torch.arange(6.0).reshape(2, 3).sin())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.programs import gradients, index, leaves, operators, views, writes  # noqa: F401  (they register drawers)
+from tests.programs import gradients, index, leaves, operators, views, writes, wrong  # noqa: F401  (they register)
 from tests.programs.draft import Draft, NoChoice
 from tests.programs.kinds import KINDS
 from tests.programs.program import Program, Step, tensors
@@ -12,7 +12,7 @@ from tests.programs.state import Snapshot, same, snapshot
 
 LENGTH = 12
 # Lines that the CPU refuses, per program.
-REFUSED = 2
+REFUSED = 4
 MOST_ELEMENTS = 64
 MOST_BYTES = 2048
 LARGEST = 1e3
@@ -45,7 +45,7 @@ def generate(seed: int) -> Program:
             if _comparable(draft):
                 draft.count += _made(source)
                 continue
-        elif _refusal(error, before, draft) and refused < REFUSED and draft.chance(0.4):
+        elif refused < REFUSED and _refusal(error, before, draft) and (name in wrong.WRONG or draft.chance(0.4)):
             refused += 1
             draft.steps[-1] = Step(source, name, type(error).__name__)
             continue

@@ -344,7 +344,7 @@ class _Builder:
             if base.written:
                 g = geometry(base.sizes, base.strides, base.dtype)
                 self.writes.append((i, len(self.results), g))
-                self.results.append(self._written(base.value(), given["base", i]))
+                self.results.append(self._written(base, self.call.inputs[i].geometry, given["base", i]))
         self.check_slots = []
         for condition, message, error, value in tracer.checks:
             slot = len(self.results)
@@ -352,9 +352,21 @@ class _Builder:
             self.results.extend([condition] if value is None else [condition, value])
         return self.results
 
-    def _written(self, new: Array, old: Array) -> Array:
-        if self.call.guarded and (new.shape, new.dtype) == (old.shape, old.dtype):
-            return guard.kept_unless([condition for condition, *_ in self.tracer.checks], new, old)
+    def _written(self, base: Base, g: Geometry, old: Array) -> Array:
+        """The new value of a storage; the old one where a condition does not hold and only the program can choose."""
+        new = base.value()
+        conditions = [condition for condition, *_ in self.tracer.checks]
+        if not conditions or new.size != old.size or new.dtype is not old.dtype:
+            return new
+        if new.shape != old.shape or base.strides != g.strides:
+            # The same memory, with its dimensions in another order.
+            old = strided.read(old, *strided.plan(g.sizes, g.strides, base.sizes, base.strides, 0, g.dtype, base.dtype))
+        elif self.call.guarded:
+            return guard.kept_unless(conditions, new, old)
+        elif any(True for _ in old.value.uses):
+            return new  # the old value is an argument, so whoever runs the program can choose
+        for condition in conditions:
+            new = hlo.select(condition, new, old)
         return new
 
     def _source(self, returned: torch.Tensor) -> int | None:
