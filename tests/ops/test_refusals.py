@@ -180,3 +180,30 @@ def test_dtypes_that_equal_compares() -> None:
     one = torch.tensor([1.0], device="tpu")
     assert torch.equal(one, torch.tensor([1], device="tpu"))
     assert not torch.equal(one, torch.tensor([2], device="tpu"))
+
+
+DIMENSIONS: dict[str, Callable[[torch.Tensor, int], Any]] = {
+    "softmax": torch.softmax,
+    "log_softmax": torch.log_softmax,
+    "sum": torch.sum,
+    "cumsum": torch.cumsum,
+    "sort": torch.sort,
+    "argmax": torch.argmax,
+    "topk": lambda x, d: x.topk(1, d),
+    "flip": lambda x, d: x.flip(d),
+    "roll": lambda x, d: x.roll(1, d),
+    "cat": lambda x, d: torch.cat([x, x], d),
+    "index_select": lambda x, d: x.index_select(d, torch.tensor([0], device=x.device)),
+    "logsumexp": torch.logsumexp,
+    "fft": lambda x, d: torch.fft.fft(x, dim=d),
+}
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 3), (80, 70)], ids=str)
+@pytest.mark.parametrize("name", DIMENSIONS)
+def test_dimensions_out_of_range(name: str, shape: tuple[int, ...]) -> None:
+    for dim in (-9, -3, 2, 9):
+        for device in ("cpu", "tpu"):
+            if not -len(shape) <= dim < len(shape):
+                with pytest.raises(IndexError, match=r"(?i)dimension"):
+                    DIMENSIONS[name](torch.ones(shape, device=device), dim)

@@ -103,16 +103,30 @@ def as_cpu_raises(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any
     return cpu_error(func, args, kwargs) or error
 
 
-def cpu_error(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exception | None:
+def cpu_error(
+    func: OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    before_reading: Callable[[], None] | None = None,
+) -> Exception | None:
     """What the CPU raises for a call.
 
     It is tried on zeros of the same shapes. What these raise may be their own fault (a matrix of zeros has no inverse),
     so the contents have the last word.
+
+    Args:
+        before_reading: called before the device's tensors are read.
     """
     func = on_cpu(func)
     error = _trial(func, args, kwargs, _stand_in)
-    if error is None or client().runs:
-        return error and _trial(func, args, kwargs, _copy_of)
+    if error is None:
+        return None
+    if before_reading is not None:
+        before_reading()
+    if client().runs:
+        real = _trial(func, args, kwargs, _copy_of)
+        return real if real is None or isinstance(error, torch.linalg.LinAlgError) else error
     return None if str(error) == "ZeroDivisionError" else error  # there are no contents to ask
 
 

@@ -107,7 +107,7 @@ def _put(name: str, fill: Any) -> Callable[..., torch.Tensor]:
 
 def _shared(x: torch.Tensor) -> list[int]:
     """Dimensions along which all elements are the same memory."""
-    return [d for d, stride in enumerate(x.stride()) if stride == 0 and x.shape[d] > 1]
+    return [d for d, stride in enumerate(x.stride()) if stride == 0 and x.shape[d] > 1] if x.numel() else []
 
 
 def _put_shared(

@@ -8,7 +8,7 @@ import torch
 from torch._ops import OpOverload
 
 from torch_tpu.eager import copy, graph
-from torch_tpu.eager.fallback import cpu_error
+from torch_tpu.eager.fallback import as_cpu_raises, cpu_error
 from torch_tpu.eager.overlap import check_overlap
 from torch_tpu.hlo.strided import is_dense
 from torch_tpu.ops.schema import bind, call, signature, unbind
@@ -59,7 +59,10 @@ class OutKernel:
         positional, keyword = unbind(self.functional, bound)
         recording = graph.current()
         first = recording.next_slot()
-        results = call(self.functional, positional, keyword)
+        try:
+            results = call(self.functional, positional, keyword)
+        except (RuntimeError, TypeError, IndexError) as raised:
+            raise as_cpu_raises(self.func, args, kwargs, raised) from None
         flat = _tensors(results if isinstance(results, (list, tuple)) else [results])
         if self.name in _FILLS and outs[0].numel() == flat[0].numel():
             flat = [flat[0].reshape(outs[0].shape)]
@@ -71,8 +74,10 @@ class OutKernel:
             and (out.shape == r.shape or not (out.numel() or any(out is operand for operand in operands)))
             for out, r in pairs
         )
-        if not fits and (error := cpu_error(self.func, args, kwargs)):
-            recording.forget_conditions(first)
+        # Where contents are asked, the CPU also judges what the operator's own conditions say.
+        if not fits and (
+            error := cpu_error(self.func, args, kwargs, before_reading=lambda: recording.forget_conditions(first))
+        ):
             raise error
         for out, result in pairs:
             place(out, result)

@@ -1,4 +1,4 @@
-"""Asks PyTorch's CPU kernels whether they take the dtypes and kinds of numbers of a call.
+"""Asks PyTorch's CPU kernels whether they take the dtypes, dimensions and kinds of numbers of a call.
 
 PyTorch's meta kernels let much through that every CPU kernel refuses: mixed dtypes of a norm, a bool `alpha` for
 integers. A call is tried once, when its program is traced, on small tensors of the same dtypes. Only words about dtypes
@@ -56,10 +56,14 @@ def check_kinds(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any])
         return
     if _is_about_number(func, args, kwargs, sizes, error):
         raise error
-    unusual = _is_unusual([*args, *kwargs.values()])
-    if not (_ABOUT_DTYPES if unusual else _NO_KERNEL).search(str(error)):
+    if isinstance(error, IndexError) and not any(sizes.get(v, v) != v for v in _integers([args, kwargs])):
+        if str(error).startswith("Dimension out of range"):
+            raise error
         return
-    # With floats instead, the same shapes are fine.
+    unusual = _is_unusual([*args, *kwargs.values()])
+    if not (_NO_KERNEL if sizes and not unusual else _ABOUT_DTYPES).search(str(error)):
+        return
+    # With floats instead, the same small shapes are fine.
     if sizes and unusual and _tried(func, args, kwargs, sizes, floats=torch.float32) is not None:
         return
     raise error
@@ -120,6 +124,14 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [t for v in value for t in _tensors(v)] if isinstance(value, (list, tuple)) else []
 
 
+def _integers(value: Any) -> list[int]:
+    if isinstance(value, dict):
+        return _integers(list(value.values()))
+    return (
+        [i for v in value for i in _integers(v)] if isinstance(value, (list, tuple)) else [value] * (type(value) is int)
+    )
+
+
 def _tried(
     func: OpOverload,
     args: tuple[Any, ...],
@@ -154,7 +166,7 @@ def _tried(
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
             call(func, replaced(args), {k: replaced(v) for k, v in kwargs.items() if k != "pin_memory"})
-    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
         return error.with_traceback(None)
     except Exception:
         return None
