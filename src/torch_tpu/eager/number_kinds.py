@@ -11,7 +11,7 @@ import torch
 from torch._ops import OpOverload
 
 from torch_tpu.eager.recent import Recent
-from torch_tpu.ops.judgement import check_numbers, has_domain
+from torch_tpu.ops.judgement import check_numbers, described, has_domain
 
 _FLOAT32 = torch.finfo(torch.float32).max
 _INFINITE = (math.inf, -math.inf)
@@ -39,7 +39,7 @@ def judge(
     dtypes = tuple(dict.fromkeys([t.dtype for t in tensors]))
     if not has_domain(func) and all(_surely_fits(n, dtypes) for n in numbers):
         return
-    key = (func, repr(_described([args, kwargs])))
+    key = (func, repr(described([args, kwargs])))
     verdict = _verdicts.find(key)
     if verdict is None:
         verdict = _verdicts.keep(key, check_numbers(func, args, kwargs) or _ACCEPTED)
@@ -53,12 +53,3 @@ def _surely_fits(number: Any, dtypes: tuple[torch.dtype, ...]) -> bool:
     if number in _INFINITE:
         return all(d.is_floating_point for d in dtypes)
     return all(low <= number <= high for low, high in map(_range, dtypes))
-
-
-def _described(value: Any) -> Any:
-    """Arguments with the dtypes of tensors in their place."""
-    if isinstance(value, torch.Tensor):
-        return value.dtype, value.dim()
-    if isinstance(value, dict):
-        return {k: _described(v) for k, v in value.items()}
-    return [_described(v) for v in value] if isinstance(value, (list, tuple)) else value

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from torch_tpu.ops.schema import bind, call, signature, unbind
 
 # Tensors of so many elements are tried as they are; of larger ones each size becomes a small one of its own.
-_SMALL = 2**12
+_SMALL = 2**9
 _ABOUT_DTYPES = re.compile(
     r"type|not implemented for|not supported|[Bb]ool|integral|integer|[Ff]loating|[Cc]omplex|Found|Expected .* but got"
 )
@@ -33,6 +33,10 @@ _WITH_DOMAIN = frozenset(
 _ON_CPU: dict[OpOverload, OpOverload] = {
     torch.ops.aten.convolution_overrideable.default: torch.ops.aten.convolution.default
 }
+# They take floats of one dtype, and long to try.
+_COSTLY = re.compile(r"aten::(convolution|_?linalg_)")
+# Calls that the CPU takes: the operator, dtypes and all that is no tensor.
+_accepted: set[tuple[OpOverload, str]] = set()
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
@@ -50,9 +54,20 @@ def check_kinds(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any])
     if func.namespace != "aten" or not (_tensors([args, kwargs]) or has_domain(func)):
         return
     func = on_cpu(func)
+    unusual = _is_unusual([*args, *kwargs.values()])
+    if not unusual and _COSTLY.match(func._schema.name):
+        return
+    key = (func, repr(described([args, kwargs])))
+    if key in _accepted:
+        return
     sizes = _small_sizes(args, kwargs)
     error = _tried(func, args, kwargs, sizes)
-    if error is None or _RARE.search(str(error)) or _NOT_OF_THE_CALL.search(str(error)):
+    if error is None:
+        if len(_accepted) >= 4096:
+            _accepted.clear()
+        _accepted.add(key)
+        return
+    if _RARE.search(str(error)) or _NOT_OF_THE_CALL.search(str(error)):
         return
     if _is_about_number(func, args, kwargs, sizes, error):
         raise error
@@ -60,7 +75,6 @@ def check_kinds(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any])
         if str(error).startswith("Dimension out of range"):
             raise error
         return
-    unusual = _is_unusual([*args, *kwargs.values()])
     if not (_NO_KERNEL if sizes and not unusual else _ABOUT_DTYPES).search(str(error)):
         return
     # With floats instead, the same small shapes are fine.
@@ -107,6 +121,15 @@ def _small_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, int
         return {}
     given = {size for t in tensors for size in t.shape}
     return {size: size if size < 3 else 3 + k for k, size in enumerate(sorted(given))}
+
+
+def described(value: Any) -> Any:
+    """Arguments with dtypes and numbers of dimensions in place of tensors."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.dim()
+    if isinstance(value, dict):
+        return {k: described(v) for k, v in value.items()}
+    return [described(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def _is_unusual(values: Any) -> bool:
