@@ -125,8 +125,7 @@ def cpu_error(
     if before_reading is not None:
         before_reading()
     if client().runs:
-        real = _trial(func, args, kwargs, _copy_of)
-        return real if real is None or isinstance(error, torch.linalg.LinAlgError) else error
+        return _trial(func, args, kwargs, _copy_of)
     return None if str(error) == "ZeroDivisionError" else error  # there are no contents to ask
 
 
