@@ -17,6 +17,8 @@ from torch._ops import OpOverload
 from torch_tpu.eager.recent import Recent
 from torch_tpu.hlo.strided import is_dense
 from torch_tpu.ops.schema import bind, call, signature
+from torch_tpu.runtime.client import client
+from torch_tpu.tensor.transfer import host_view
 
 # The CPU's words, or None where it allows it, by operator and overlaps.
 _verdicts = Recent(4096)
@@ -44,23 +46,32 @@ def check_overlap(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any
             return
         _verdicts.keep(key, verdict)
     if verdict:
-        raise RuntimeError(verdict)
+        # The CPU may have something else to say first: of an index out of bounds.
+        raise (client().runs and _error(func, args, kwargs, contents=True)) or RuntimeError(verdict)
 
 
 def _tried(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     """The words with which the CPU refuses the overlap, "" if it does not; None where something else is wrong."""
+    error = _error(func, args, kwargs)
+    if error is None:
+        return ""
+    words = str(error)
+    return words if words.startswith("unsupported operation:") else None
+
+
+def _error(
+    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], *, contents: bool = False
+) -> Exception | None:
+    """What the CPU raises for a call on tensors that lie in memory as the device's do."""
     stand_ins: dict[int, Any] = {}
+    positional = _stand_in(args, stand_ins, contents)
+    named = {k: _stand_in(v, stand_ins, contents) for k, v in kwargs.items() if k != "pin_memory"}
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
-            call(
-                func,
-                _stand_in(args, stand_ins),
-                {k: _stand_in(v, stand_ins) for k, v in kwargs.items() if k != "pin_memory"},
-            )
+            call(func, positional, named)
     except Exception as error:
-        words = str(error)
-        return words if words.startswith("unsupported operation:") else None
-    return ""
+        return error.with_traceback(None)
+    return None
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -90,8 +101,8 @@ def _range(t: torch.Tensor) -> tuple[int, int]:
     return begin, begin + t.numel() * t.element_size()
 
 
-def _stand_in(value: Any, known: dict[int, Any]) -> Any:
-    """Zeros on the CPU that lie in memory as the device's tensors do."""
+def _stand_in(value: Any, known: dict[int, Any], contents: bool) -> Any:
+    """Tensors on the CPU that lie in memory as the device's do, zeros unless their `contents` are asked for."""
     if isinstance(value, torch.Tensor):
         if not value.is_tpu:  # type: ignore[attr-defined]
             return value
@@ -101,9 +112,11 @@ def _stand_in(value: Any, known: dict[int, Any]) -> Any:
                 known[id(storage)] = torch.zeros(storage.nbytes(), dtype=torch.uint8).untyped_storage()
             place = (value.storage_offset(), value.shape, value.stride())
             known[id(value)] = torch.empty(0, dtype=value.dtype).set_(known[id(storage)], *place)
+            if contents:
+                known[id(value)].copy_(host_view(value))
         return known[id(value)]
     if isinstance(value, (list, tuple)):
-        return type(value)([_stand_in(v, known) for v in value])
+        return type(value)([_stand_in(v, known, contents) for v in value])
     if isinstance(value, torch.device):
         return torch.device("cpu")
     return None if isinstance(value, torch._C.Generator) else value
