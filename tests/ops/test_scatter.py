@@ -170,7 +170,7 @@ BAD = [
     ),
     (
         "add",
-        lambda x, i: x.scatter_add_(0, i[None], x),
+        lambda x, i: x.scatter_add_(0, i[None], x.clone()),
         RuntimeError,
         "index 5 is out of bounds for dimension 0 with size 3",
     ),
