@@ -146,3 +146,17 @@ def test_as_strided_in_a_graph(absolute: bool) -> None:
         # Dynamo captures the offset of the first call, so the graph is made anew where it is given.
         torch._dynamo.reset()
         assert_same(compiled(got), function(want))
+
+
+def test_what_only_looks_at_a_view_has_its_own_memory() -> None:
+    def fresh(v: torch.Tensor) -> list[torch.Tensor]:
+        made = [v.new_empty_strided(v.shape, v.stride()), torch.empty_like(v), v.new_zeros(3)]
+        return [t.fill_(7) for t in made] + [v * 1]
+
+    compiled = torch.compile(fresh, backend="tpu")
+    for function in (fresh, compiled):
+        host = torch.arange(100.0)
+        base = host.to("tpu")
+        for got, want in zip(windows(base), windows(host), strict=True):
+            assert_same(function(got), fresh(want), strides=False)
+            assert_same(base, host)

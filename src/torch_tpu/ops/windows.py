@@ -107,6 +107,8 @@ class Followed:
         except RuntimeError:
             return
         several = isinstance(result, (list, tuple))
+        storage = source.untyped_storage()._cdata
         for tensor, its in zip(result, place, strict=True) if several else [(result, place)]:
-            if tensor is not source:
+            # `new_empty_strided` and others like it only look at their tensor.
+            if tensor is not source and tensor.untyped_storage()._cdata == storage:
                 self._found[id(tensor)] = (tensor, window, its)
