@@ -112,6 +112,8 @@ def set_nothing(t: torch.Tensor) -> torch.Tensor:
 
 @kernel("as_strided_")
 def as_strided_(t: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> torch.Tensor:
+    if min(stride, default=0) < 0:
+        raise RuntimeError(f"as_strided: Negative strides are not supported at the moment, got strides: {list(stride)}")
     return set_geometry(t, t.untyped_storage(), int(t.storage_offset()) if offset is None else offset, size, stride)
 
 

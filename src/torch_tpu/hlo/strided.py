@@ -395,12 +395,21 @@ def plan(
 
     Returns:
         The steps, and the starts that their moving dimensions take.
+
+    Raises:
+        RuntimeError: where the view reaches beyond the base, which a slice would not.
     """
     if sizes == base_sizes and strides == base_strides and offset == 0 and base_dtype is dtype:
         return (), ()
     result = _Plan(base_sizes)
     if 0 in sizes:
         return (Empty(sizes, dtype),), ()
+    width, own_width = (1 if d is None else d.itemsize for d in (base_dtype, dtype))
+    if storage_elements(sizes, strides, offset) * own_width > math.prod(base_sizes) * width:
+        raise RuntimeError(
+            f"setStorage: sizes {list(sizes)}, strides {list(strides)} and storage offset {offset} are out of bounds "
+            f"for storage of {math.prod(base_sizes)} elements"
+        )
     order = sorted(range(len(base_sizes)), key=lambda d: (-base_strides[d], base_sizes[d] == 1, d))
     if order != sorted(order):
         result.step(Transpose(tuple(order)), [base_sizes[d] for d in order])

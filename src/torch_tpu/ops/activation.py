@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -11,7 +12,7 @@ from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo.array import Array, ArrayLike
 from torch_tpu.ops.promotion import cast, compute_dtype, elementwise
 from torch_tpu.ops.random_bits import Rng
-from torch_tpu.ops.registry import Spec, decompose, lower
+from torch_tpu.ops.registry import Spec, decompose, lower, negative
 
 # --- piecewise linear --------------------------------------------------------------------------------------------
 
@@ -31,8 +32,10 @@ def leaky_relu(x: Array, negative_slope: ArrayLike = 0.01) -> Array:
     return hlo.select(x > 0, x, x * negative_slope)
 
 
-@elementwise("leaky_relu_backward")
+@elementwise("leaky_relu_backward", static={"negative_slope": negative})
 def leaky_relu_backward(grad: Array, x: Array, negative_slope: ArrayLike, self_is_result: bool) -> Array:
+    if self_is_result and not isinstance(negative_slope, Array) and negative(negative_slope):
+        raise RuntimeError("In-place leakyReLu backward calculation is triggered with a negative slope")
     return hlo.select(x > 0, grad, grad * negative_slope)
 
 
@@ -71,8 +74,14 @@ def hardshrink(x: Array, lambd: ArrayLike = 0.5) -> Array:
     return hlo.select(_shrunk(x, lambd), 0, x)
 
 
-@elementwise("softshrink")
+def _is_no_lambda(number: Any) -> bool:
+    return not 0 <= number < math.inf
+
+
+@elementwise("softshrink", static={"lambd": _is_no_lambda})
 def softshrink(x: Array, lambd: ArrayLike = 0.5) -> Array:
+    if not isinstance(lambd, Array) and _is_no_lambda(lambd):
+        raise RuntimeError(f"lambda must be in range [0, {torch.finfo(x.dtype).max}], but found {lambd}")
     return hlo.select(_shrunk(x, lambd), 0, x - hlo.sign(x) * lambd)
 
 
@@ -159,10 +168,12 @@ def elu(x: Array, alpha: ArrayLike = 1, scale: ArrayLike = 1, input_scale: Array
     return hlo.select(x < 0, hlo.expm1(x * input_scale) * (alpha * scale), x * scale)
 
 
-@elementwise("elu_backward")
+@elementwise("elu_backward", static={"alpha": negative})
 def elu_backward(
     grad: Array, alpha: ArrayLike, scale: ArrayLike, input_scale: ArrayLike, is_result: bool, x: Array
 ) -> Array:
+    if is_result and not isinstance(alpha, Array) and negative(alpha):
+        raise RuntimeError("In-place elu backward calculation is triggered with a negative slope")
     coefficient = alpha * scale
     slope = (x + coefficient) if is_result else hlo.exp(x * input_scale) * coefficient
     return grad * hlo.select(x <= 0, slope * input_scale, scale + hlo.full_like(x, 0))

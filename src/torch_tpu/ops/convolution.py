@@ -170,6 +170,17 @@ def _with_channels_for_tpu(x: Array) -> Array:
     return structured.optimization_barrier(padded)
 
 
+def _check_transposed(stride: Ints, dilation: Ints, output_padding: Ints, sizes: Ints) -> None:
+    """Raises what CPU kernels refuse and PyTorch's shape rule does not."""
+    if any(p >= s and p >= d for p, s, d in zip(output_padding, stride, dilation, strict=True)):
+        raise RuntimeError(
+            f"output padding must be smaller than either stride or dilation, but got output padding "
+            f"{list(output_padding)}, stride {list(stride)} and dilation {list(dilation)}"
+        )
+    if min(sizes, default=1) < 1:
+        raise RuntimeError(f"Calculated output size per channel: {tuple(sizes)}. Output size is too small")
+
+
 @lower("convolution_overrideable")
 def convolution(
     x: Array,
@@ -183,6 +194,8 @@ def convolution(
     groups: int,
     out: Spec,
 ) -> Array:
+    if transposed:
+        _check_transposed(stride, dilation, output_padding, out.shape[2:])
     adjoint_or_plain = spread if transposed else correlate
     result = adjoint_or_plain(x, weight, out.shape[2:], stride, padding, dilation, groups)
     if bias is not None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array, ArrayLike
 from torch_tpu.ops.promotion import cast, compute_dtype, elementwise
-from torch_tpu.ops.registry import Check, lower
+from torch_tpu.ops.registry import Check, lower, negative
 
 NONE, MEAN, SUM = 0, 1, 2
 
@@ -38,8 +40,14 @@ def mse_loss_backward(grad: Array, x: Array, y: Array, reduction: int) -> Array:
     return 2 * distance * spread(grad, distance.shape, reduction)
 
 
-@elementwise("smooth_l1_loss")
+def _is_no_delta(number: Any) -> bool:
+    return not number > 0
+
+
+@elementwise("smooth_l1_loss", static={"beta": negative})
 def smooth_l1_loss(x: Array, y: Array, reduction: int = MEAN, beta: ArrayLike = 1.0) -> Array:
+    if not isinstance(beta, Array) and negative(beta):
+        raise RuntimeError("smooth_l1_loss does not support negative values for beta.")
     distance = hlo.abs_(x - y)
     near = 0.5 * distance * distance / beta
     return reduced(hlo.select(distance < beta, near, distance - 0.5 * beta), reduction)
@@ -52,8 +60,10 @@ def smooth_l1_loss_backward(grad: Array, x: Array, y: Array, reduction: int, bet
     return slope * spread(grad, distance.shape, reduction)
 
 
-@elementwise("huber_loss")
+@elementwise("huber_loss", static={"delta": _is_no_delta})
 def huber_loss(x: Array, y: Array, reduction: int = MEAN, delta: ArrayLike = 1.0) -> Array:
+    if not isinstance(delta, Array) and _is_no_delta(delta):
+        raise RuntimeError("huber_loss does not support non-positive values for delta.")
     distance = hlo.abs_(x - y)
     far = delta * (distance - 0.5 * delta)
     return reduced(hlo.select(distance < delta, 0.5 * distance * distance, far), reduction)

@@ -1,4 +1,4 @@
-"""Dtypes for which PyTorch's CPU kernel of an operator refuses what the lowering would compute.
+"""Dtypes and dimensions for which PyTorch's CPU kernel of an operator refuses what the lowering would compute.
 
 Where the tracer finds one, the call fails, and the user gets the CPU's error instead of a number that nobody promises.
 """
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from torch_tpu.hlo.types import type_name
+from torch_tpu.ops.schema import Signature
 
 _BOOL = frozenset(
     {
@@ -66,6 +67,22 @@ _NUMBER_AS_IT_IS = frozenset({"kthvalue"})
 _COMPLEX = frozenset({"gcd", "hypot", "i0", "logit", "special_i0"})
 # Bytes can be images.
 _ALL_BUT_BYTES = re.compile(r"_?upsample_(bilinear2d|bicubic2d|lanczos2d|linear1d|trilinear3d)(_aa)?$")
+
+
+# Their dimension is one of another tensor than the first.
+_OF_ANOTHER = re.compile(r"backward|jvp|_weight_norm")
+
+
+def check_dimension(name: str, sig: Signature, values: list[Any]) -> None:
+    """Raises IndexError if the argument `dim` is none of the first tensor's, which not every meta kernel does."""
+    at = sig.positions.get("dim")
+    if not at or type(values[at]) is not int or not isinstance(values[0], torch.Tensor) or _OF_ANOTHER.search(name):
+        return
+    rank = max(values[0].dim(), 1)
+    if not -rank <= values[at] < rank:
+        raise IndexError(
+            f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {values[at]})"
+        )
 
 
 def check_dtype(name: str, values: list[Any]) -> None:

@@ -67,6 +67,11 @@ class Lowering:
     extras: tuple[str, ...]
 
 
+def negative(number: Any) -> bool:
+    """For `static`: numbers that the operator refuses. As part of the program, each is refused whenever it is given."""
+    return not number >= 0
+
+
 class NoLowering(NotImplementedError):
     """An operator that has neither a lowering nor a decomposition into operators that have one."""
 

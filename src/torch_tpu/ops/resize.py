@@ -131,6 +131,10 @@ def _resized_bytes(x: Array, dim: int, band: Band) -> Array:
 def resize(mode: Interpolation, x: Array, output_size: Ints, *options: Any) -> Array:
     align_corners, scales = _options(len(output_size), options)
     first = x.ndim - len(output_size)
+    if min(*x.shape[first:], *output_size) < 1:
+        raise RuntimeError(
+            f"Input and output sizes should be greater than 0, but got {x.shape[first:]} and {tuple(output_size)}"
+        )
     bands = _bands(mode, x.shape[first:], output_size, align_corners, scales, x)
     picks = all(band.weights.shape[1] == 1 for band in bands)
     if x.dtype is torch.uint8 and not picks:

@@ -137,6 +137,8 @@ def histogram(
 
 def linear_edges(x: Array, bins: int, limits: list[float] | None, check: Check) -> Array:
     """bins + 1 equidistant edges over the given range or that of the data, computed from the nearer end."""
+    if bins < 1:
+        raise RuntimeError(f"torch.histogram(): bins must be > 0, but got {bins}")
     if limits is None:
         low, high = _data_range(x)
     else:

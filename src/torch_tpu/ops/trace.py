@@ -20,7 +20,7 @@ from torch_tpu.hlo.array import Array, ArrayLike, Number
 from torch_tpu.ops import derived, layout, registry, uninitialised
 from torch_tpu.ops.judgement import check_kinds
 from torch_tpu.ops.random_bits import Rng
-from torch_tpu.ops.refusals import check_dtype
+from torch_tpu.ops.refusals import check_dimension, check_dtype
 from torch_tpu.ops.registry import NoLowering, Spec
 from torch_tpu.ops.schema import bind, signature, unbind
 from torch_tpu.ops.shared_memory import written_when_shared
@@ -291,6 +291,7 @@ class Tracer(TorchDispatchMode):
         sig = signature(func)
         plain = [_plain(v) for v in values]
         check_dtype(rule.name, plain)
+        check_dimension(rule.name, sig, plain)
         args, kwargs = unbind(func, plain)
         target = args[0] if sig.is_inplace and isinstance(args[0], torch.Tensor) else None
         shape = torch.Size() if target is None else target.shape

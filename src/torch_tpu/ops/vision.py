@@ -230,6 +230,8 @@ def _counts(sizes: Ints, kernel: Ints, dilation: Ints, padding: Ints, stride: In
 
 @lower("im2col")
 def im2col(x: Array, kernel: Ints, dilation: Ints, padding: Ints, stride: Ints) -> Array:
+    if min(padding) < 0:
+        raise RuntimeError(f"padding should be non-negative, but got {tuple(padding)}")
     counts = _counts(x.shape[-2:], kernel, dilation, padding, stride)
     lead = x.shape[:-2]
     blocks = hlo.pad(x, 0, [*[0] * len(lead), *padding], [*[0] * len(lead), *padding])

@@ -1,0 +1,69 @@
+"""What the CPU refuses is refused in every call, also where a program for the same shapes is known already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+aten = torch.ops.aten
+X = torch.linspace(0.1, 0.9, 10)
+
+Case = tuple[Callable[[torch.Tensor, Any], Any], Any, Any]
+# A function of a tensor and an argument; an argument that is taken, and one that is refused.
+CASES: dict[str, Case] = {
+    "softshrink": (functional.softshrink, 0.25, -0.25),
+    "huber_loss": (lambda x, v: functional.huber_loss(x, x + 1, delta=v), 0.5, -0.5),
+    "smooth_l1_loss": (lambda x, v: functional.smooth_l1_loss(x, x + 1, beta=v), 0.5, -0.5),
+    "normal": (torch.normal, 0.5, -0.5),
+    "leaky_relu_": (
+        lambda x, v: functional.leaky_relu_(x.clone().requires_grad_() * 1, v).sum().backward(),
+        0.5,
+        -0.5,
+    ),
+    "elu_": (lambda x, v: functional.elu_(x.clone().requires_grad_() * 1, v).sum().backward(), 0.5, -0.5),
+    "softmax": (lambda x, v: x.softmax(v), 0, 1),
+    "softmax from the end": (lambda x, v: x.softmax(v), -1, -2),
+    "sort": (torch.sort, 0, 1),
+    "sort in order": (lambda x, v: torch.sort(x, dim=v, stable=True), -1, -2),
+    "cummax": (lambda x, v: torch.cummax(x[0], v), 0, 1),
+    "select_scatter": (lambda x, v: torch.select_scatter(x, x[0], v, 3), 0, 1),
+    "slice_scatter": (lambda x, v: torch.slice_scatter(x, x, v), 0, -2),
+    "as_strided_copy": (lambda x, v: torch.as_strided_copy(x[:1].clone(), (1,), (1,), v), 0, 1),
+    "as_strided_scatter": (lambda x, v: torch.as_strided_scatter(x[:1].clone(), x[3], (), (), v), 0, 1),
+    "as_strided_": (lambda x, v: x.as_strided_((1,), (v,)), 1, -1),
+    "interpolate": (
+        lambda x, v: functional.interpolate(x.view(1, 2, 5), v, mode="linear", align_corners=True),
+        3,
+        0,
+    ),
+    "unfold": (lambda x, v: functional.unfold(x.view(1, 1, 2, 5), 1, padding=v), 1, -1),
+    "native_group_norm": (lambda x, v: torch.native_group_norm(x.view(1, 2, 5), None, None, v, 2, 5, 1, 1e-5), 1, -1),
+    "conv_transpose": (
+        lambda x, v: functional.conv_transpose1d(x.view(1, 2, 5), x.view(2, 1, 5), stride=2, output_padding=v),
+        1,
+        2,
+    ),
+    "conv_transpose to nothing": (
+        lambda x, v: functional.conv_transpose1d(x.view(1, 2, 5), x.view(2, 1, 5), padding=v),
+        1,
+        5,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_refused_whatever_was_called_before(name: str) -> None:
+    function, taken, refused = CASES[name]
+    function(X.clone(), taken)
+    with pytest.raises((RuntimeError, IndexError)) as on_cpu:
+        function(X.clone(), refused)
+    for argument in (refused, taken, refused, taken):
+        if argument is taken:
+            function(X.to("tpu"), argument)
+        else:
+            with pytest.raises(on_cpu.type):
+                function(X.to("tpu"), argument)
