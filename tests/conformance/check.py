@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 from unittest import mock
 
-from tests.conformance import compiled, modules, operators, optimizers
+from tests.conformance import compiled, masks, modules, operators, optimizers
 from tests.conformance.database import Entry
 from tests.conformance.outcome import Failure, Outcome
 from tests.programs.run import MODES
@@ -21,6 +21,7 @@ RUNS = {
     "module": modules.ModuleRun,
     "optimizer": optimizers.OptimizerRun,
     "compiled": compiled.CompiledRun,
+    "backward": masks.MaskRun,
 }
 CHECKS_OF = {
     "operator": operators.CHECKS,
@@ -28,6 +29,7 @@ CHECKS_OF = {
     "module": modules.CHECKS,
     "optimizer": optimizers.CHECKS,
     "compiled": compiled.CHECKS,
+    "backward": masks.CHECKS,
 }
 CHECKS = tuple(dict.fromkeys(check for checks in CHECKS_OF.values() for check in checks))
 

@@ -13,7 +13,7 @@ from torch.testing._internal.common_modules import module_db
 from torch.testing._internal.common_optimizers import optim_db
 from torch.testing._internal.hop_db import hop_db
 
-from tests.conformance import tolerances
+from tests.conformance import backward_calls, tolerances
 
 DTYPES = (
     torch.float32,
@@ -32,17 +32,18 @@ DTYPES = (
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-KINDS = ("operator", "higher-order", "module", "optimizer", "compiled")
+KINDS = ("operator", "higher-order", "module", "optimizer", "compiled", "backward")
 # In which of them an operator is compiled: the first that it supports.
 COMPILED_DTYPES = (torch.float32, torch.complex64, torch.int64, torch.bool)
 
 
 class Entry(NamedTuple):
-    """One line of the results: an operator, a module or an optimizer of the database in one dtype.
+    """One line of the results: an operator, a module or an optimizer of the database in one dtype,
+    or a backward operator that takes a mask.
 
     Attributes:
         variant: of an operator, the database's; of a module, "train" or "eval" where they differ; of an optimizer, the
-            implementation.
+            implementation; of a backward operator, the overload.
     """
 
     op: str
@@ -73,6 +74,7 @@ def _infos() -> dict[str, dict[tuple[str, str], Any]]:
         "higher-order": higher_order,
         "compiled": operators | higher_order,
         "module": {(i.name, mode): i for i in module_db for mode in modes[i.train_and_eval_differ]},
+        "backward": dict(backward_calls.CALLS),
         "optimizer": {(i.name, form): i for i in optim_db for form in ("for-loop", *i.supported_impls)},
     }
 
@@ -104,6 +106,8 @@ def _dtypes(kind: str, info: Any) -> set[torch.dtype]:
     if kind == "optimizer":
         dtypes = {*FLOATS, torch.complex64} if info.supports_complex else set(FLOATS)
         return dtypes - set(tolerances.CHAOTIC.get(info.name, ((), ""))[0])
+    if kind == "backward":
+        return {torch.float32, torch.float64}
     supported = set(info.supported_dtypes("cpu"))
     if kind == "compiled":
         return set([d for d in COMPILED_DTYPES if d in supported][:1])

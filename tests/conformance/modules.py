@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from typing import Any
 
 import torch
-from torch.testing._internal.common_modules import ModuleErrorEnum
-from torch.testing._internal.common_utils import noncontiguous_like
+from torch.testing._internal.common_modules import FunctionInput, ModuleErrorEnum, ModuleInput
+from torch.testing._internal.common_utils import noncontiguous_like, set_rng_seed
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.compare import (
@@ -22,15 +25,20 @@ from tests.compare import (
     seed_generators,
     to_device,
 )
-from tests.conformance import tolerances
+from tests.conformance import again, generators, numbers, offsets, placement, shared, subsets, threads, tolerances
 from tests.conformance.database import Entry, info_of
+from tests.conformance.operators import AXES, MOST_ON_AXES
 from tests.conformance.outcome import Outcome, check_same_exception, raised, raised_by_device, spread
 from tests.conformance.precision import DOUBLE, check_as_accurate, moved, rounds_elsewhere
 from tests.conformance.second_order import check_second_order
+from tests.conformance.subject import Form, check_calls
 from tests.wider import WIDER, widened
+from torch_tpu.eager import execute
 
-CHECKS = ("construct", "forward", "gradient", "gradgrad", "strided", "errors")
+CHECKS = ("construct", "forward", "gradient", "gradgrad", "strided", "errors", *AXES)
 
+# Attributes that are no operands: with another rate of dropout, elements are others at random.
+RATES = ("dropout", "p")
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -48,6 +56,13 @@ class ModuleRun:
         if wider is not None and wider.dtypes and entry.dtype not in wider.dtypes:
             wider = None
         self.rtol, self.atol = (wider.rtol, wider.atol) if wider is not None else (None, None)
+        self._modules: dict[int, tuple[Any, torch.nn.Module]] = {}
+        self._making = threading.Lock()
+        # What the axes change of a call: which leaves need gradients, numbers of the module, where tensors lie.
+        self._needs: tuple[bool, ...] | None = None
+        self._numbers: dict[str, float] = {}
+        self._keeps_places = False
+        self._turns = itertools.count()
 
     def outcome(self, checks: frozenset[str]) -> Outcome:
         result = Outcome()
@@ -60,14 +75,34 @@ class ModuleRun:
             for check, function in self._checks_of(sample, second_order=i == len(samples) // 2):
                 if check in checks and (self.entry.op, check) not in tolerances.SKIPPED:
                     result.record(check, _summary(sample), function)
+        self._along_axes(checks, result)
         if "errors" in checks and self.info.module_error_inputs_func is not None and self.dtype is torch.float32:
             for error_input in self.inputs(self.info.module_error_inputs_func):
                 sample = error_input.module_error_input
                 result.record("errors", _summary(sample), lambda e=error_input: self._same_error(e))
         return result
 
-    def inputs(self, function: Callable[..., list[Any]]) -> list[Any]:
+    def _along_axes(self, checks: frozenset[str], result: Outcome) -> None:
+        """Makes the checks of `AXES`."""
+        if not checks.intersection(AXES):
+            return
+        found, again_drawn = (self.inputs(self.info.module_inputs_func, seed) for seed in (0, 1))
+        others = again_drawn if len(again_drawn) == len(found) else [None] * len(found)
+        pairs = spread(list(zip(found, others, strict=True)), min(self.most or MOST_ON_AXES, MOST_ON_AXES))
+        before, self.rounds_elsewhere = self.rounds_elsewhere, self.dtype in WIDER
+        for sample, other in pairs:
+            if not self._cpu_takes(sample):
+                continue
+            for check, function in self._axes_of(sample, other):
+                if check in checks and (self.entry.op, check) not in tolerances.SKIPPED:
+                    execute.clear_plans()
+                    result.record(check, _summary(sample), function)
+        self.rounds_elsewhere = before
+
+    def inputs(self, function: Callable[..., list[Any]], seed: int = 0) -> list[Any]:
         seed_generators()
+        if seed:
+            set_rng_seed(seed)
         return list(function(self.info, device="cpu", dtype=self.dtype, requires_grad=True, training=self.training))
 
     def _cpu_takes(self, sample: Any) -> bool:
@@ -82,6 +117,77 @@ class ModuleRun:
         if second_order and self.info.supports_gradgrad and self.dtype in DOUBLE:
             yield "gradgrad", lambda: self._second_order(sample)
         yield "strided", lambda: self._forward(sample, _strided)
+
+    def _axes_of(self, sample: Any, other: Any | None) -> Iterator[tuple[str, Callable[[], None]]]:
+        yield "again", lambda: again.check(self, sample, other)
+        strided = (self.entry.op, "strided") not in tolerances.SKIPPED
+        yield "offsets", lambda: offsets.check(self, sample, strided)
+        yield "numbers", lambda: self._other_numbers(sample)
+        yield "generators", lambda: generators.check(self._drawing(sample))
+        yield "shared", lambda: shared.check(self, sample)
+        yield "subsets", lambda: self._subsets(sample)
+        yield "threads", lambda: threads.check(self, sample, other)
+
+    # --- as a subject of the axes --------------------------------------------------------------------------------
+
+    def forms(self, sample: Any) -> Sequence[Form]:
+        def unless_refused(check: Callable[[Any], None]) -> Callable[[Any], None]:
+            # Not every change makes inputs that a module takes.
+            return lambda s: check(s) if raised(lambda: self.call(*self._host(s))) is None else None
+
+        return [
+            Form("forward", unless_refused(self._forward)),
+            Form("gradient", unless_refused(self._gradient)),
+        ]
+
+    def arguments(self, sample: Any) -> Any:
+        return (sample.forward_input.args, sample.forward_input.kwargs)
+
+    def with_arguments(self, sample: Any, nest: Any) -> Any:
+        changed = FunctionInput(*nest[0], **nest[1])
+        return ModuleInput(sample.constructor_input, changed, sample.desc, sample.reference_fn)
+
+    @contextlib.contextmanager
+    def keeping_places(self) -> Iterator[None]:
+        """Parameters lie in longer storages inside, at another place in each copy."""
+        self._keeps_places = True
+        try:
+            yield
+        finally:
+            self._keeps_places = False
+
+    def _subsets(self, sample: Any) -> None:
+        module, inputs = self._host(sample)
+        count = sum(_needs_gradient(leaf) for leaf in _leaves(module, inputs))
+        every = list(subsets.subsets(count))
+        try:
+            for needs in [*every, *every[:1]]:
+                self._needs = needs
+                check_calls(Form("gradient", self._gradient), [(f"gradients of {subsets.named(needs)}", sample)])
+        finally:
+            self._needs = None
+
+    def _other_numbers(self, sample: Any) -> None:
+        """Numbers among the arguments, and those that are attributes of the module."""
+        numbers.check(self, sample, frozenset())
+        attributes = {k: v for k, v in vars(self._host(sample)[0]).items() if type(v) is float and k not in RATES}
+        try:
+            for (name, value), form in itertools.product(attributes.items(), self.forms(sample)):
+                for other in (value, value * 1.5 + 0.25, value * 0.5, value):
+                    self._numbers = {name: other}
+                    check_calls(form, [(f"{name} is {other}", sample)])
+        finally:
+            self._numbers = {}
+
+    def _drawing(self, sample: Any) -> generators.Draw:
+        host, device, host_inputs, device_inputs = self.copies(sample)
+
+        def draw(place: str) -> Any:
+            module, inputs = deepcopy((device, device_inputs) if place == "tpu" else (host, host_inputs))
+            results = module(*inputs[0], **inputs[1])
+            return results, gradients(results, _leaves(module, inputs), [s.to(place) for s in gradient_seeds(results)])
+
+        return draw
 
     # --- the checks ----------------------------------------------------------------------------------------------
 
@@ -187,14 +293,29 @@ class ModuleRun:
 
     def _host(self, sample: Any, change: Callable[[Any], Any] = lambda nest: nest) -> tuple[torch.nn.Module, Inputs]:
         """A module on the CPU and its inputs, the same ones at every call."""
-        args, kwargs = deepcopy((sample.constructor_input.args, sample.constructor_input.kwargs))
-        seed_generators()
-        module = self.info.module_cls(*args, **kwargs).to(self.dtype).train(self.training)
         inputs = change((sample.forward_input.args, sample.forward_input.kwargs))
-        if self.info.is_lazy:
-            # The first call makes the parameters.
-            self.call(module, to_device(inputs, "cpu"))
-        return module, to_device(inputs, "cpu")
+        module = self._module(sample, inputs)
+        for name, number in self._numbers.items():
+            setattr(module, name, number)
+        inputs = (placement.copied if self._keeps_places else to_device)(inputs, "cpu")
+        if self._needs is not None:
+            trainable = [leaf for leaf in _leaves(module, inputs) if _needs_gradient(leaf)]
+            for leaf, needs in zip(trainable, self._needs, strict=True):
+                leaf.requires_grad_(needs)
+        return module, inputs
+
+    def _module(self, sample: Any, inputs: Inputs) -> torch.nn.Module:
+        made = sample.constructor_input
+        with self._making:
+            if id(made) not in self._modules:
+                args, kwargs = deepcopy((made.args, made.kwargs))
+                seed_generators()
+                module = self.info.module_cls(*args, **kwargs).to(self.dtype).train(self.training)
+                if self.info.is_lazy:
+                    # The first call makes the parameters.
+                    self.call(module, to_device(inputs, "cpu"))
+                self._modules[id(made)] = (made, module)
+            return deepcopy(self._modules[id(made)][1])
 
     def _wide(self, sample: Any, change: Callable[[Any], Any] = lambda nest: nest) -> tuple[torch.nn.Module, Inputs]:
         """The same in the next wider dtype."""
@@ -205,7 +326,15 @@ class ModuleRun:
         self, sample: Any, change: Callable[[Any], Any] = lambda nest: nest
     ) -> tuple[torch.nn.Module, torch.nn.Module, Inputs, Inputs]:
         host, inputs = self._host(sample, change)
-        return host, deepcopy(host).to("tpu"), inputs, to_device(inputs)
+        device = deepcopy(host).to("tpu")
+        if not self._keeps_places:
+            return host, device, inputs, to_device(inputs)
+        turn = next(self._turns)
+        copies = placement.Copies("tpu")
+        for i, (p, q) in enumerate(zip(host.parameters(), device.parameters(), strict=True)):
+            p.data = placement.in_storage(p.data, offsets.OFFSETS[(i + turn) % len(offsets.OFFSETS)])
+            q.data = copies(p.data)
+        return host, device, inputs, tree_map(copies, inputs)
 
     @staticmethod
     def call(module: torch.nn.Module, inputs: Inputs) -> Any:
@@ -223,6 +352,10 @@ class ModuleRun:
 
 def _leaves(module: torch.nn.Module, inputs: Inputs) -> list[Any]:
     return [*module.parameters(), *tree_leaves(inputs)]
+
+
+def _needs_gradient(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.requires_grad
 
 
 def _strided(nest: Any) -> Any:

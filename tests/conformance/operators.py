@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
+from torch.testing._internal import common_methods_invocations
 from torch.testing._internal.common_utils import set_rng_seed
+from torch.testing._internal.opinfo.core import SampleInput
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.compare import (
@@ -19,14 +23,21 @@ from tests.compare import (
     seed_generators,
     to_device,
 )
-from tests.conformance import tolerances
+from tests.conformance import again, generators, numbers, offsets, placement, shared, subsets, threads, tolerances
 from tests.conformance.database import Entry, info_of
 from tests.conformance.outcome import Outcome, check_same_exception, raised, raised_by_device, spread
 from tests.conformance.precision import DOUBLE, check_as_accurate, is_fused, moved, rounds_elsewhere
 from tests.conformance.second_order import check_second_order
-from tests.wider import HALF, rounded, widened
+from tests.conformance.subject import Form, check_calls
+from tests.wider import HALF, WIDER, rounded, widened
+from torch_tpu.eager import execute
 
-CHECKS = ("forward", "gradient", "gradgrad", "strided", "inplace", "out", "errors")
+# What several calls in a row show.
+AXES = ("again", "offsets", "numbers", "generators", "shared", "subsets", "threads")
+CHECKS = ("forward", "gradient", "gradgrad", "strided", "inplace", "out", "errors", *AXES)
+# An axis makes ten calls of a sample and more.
+MOST_ON_AXES = 2
+MOST_RESULTS = 4
 
 
 class OperatorRun:
@@ -46,6 +57,11 @@ class OperatorRun:
             wider = None
         self.rtol, self.atol = (wider.rtol, wider.atol) if wider is not None else (None, None)
         self.differentiable = self.info.supports_autograd and self.dtype in self.info.supported_backward_dtypes("cpu")
+        # Results that went through several roundings need only be as near to the wider ones as the CPU's own are.
+        self.as_accurate = entry.op in tolerances.AS_ACCURATE or is_fused()
+        self._keeps_places = False
+        # Whether 0-d tensors among the arguments stay on the host, as numbers.
+        self._scalars_on_host = False
 
     def outcome(self, checks: frozenset[str]) -> Outcome:
         result = Outcome()
@@ -61,11 +77,137 @@ class OperatorRun:
             # Once for an entry: a second derivative is many more programs than the first.
             sample = _with_elements(found)
             result.record("gradgrad", sample.summary(), lambda: self._second_order(sample))
+        self.along_axes(found, checks, result)
         if "errors" in checks:
             for error_input in self._error_inputs():
                 sample = error_input.sample_input
                 result.record("errors", sample.summary(), lambda s=sample: self._same_error(s))
         return result
+
+    def along_axes(self, found: list[Any], checks: frozenset[str], result: Outcome) -> None:
+        """Makes the checks of `AXES`."""
+        if not checks.intersection(AXES):
+            return
+        set_rng_seed(1)
+        drawn_again = list(self.info.sample_inputs("cpu", self.dtype, requires_grad=self.differentiable))
+        others = drawn_again if len(drawn_again) == len(found) else [None] * len(found)
+        pairs = spread(list(zip(found, others, strict=True)), min(self.most or MOST_ON_AXES, MOST_ON_AXES))
+        with self._on_axes():
+            for sample, other in pairs:
+                for check, function in self._axes_of(sample, other):
+                    if check in checks and (self.entry.op, check) not in tolerances.SKIPPED:
+                        execute.clear_plans()
+                        result.record(check, sample.summary(), function)
+
+    @contextlib.contextmanager
+    def _on_axes(self) -> Iterator[None]:
+        """Inside, results that round otherwise than the CPU's are right if a wider computation says so.
+
+        The tolerances are those of the database's own numbers.
+        """
+        before = self.rounds_elsewhere, self.as_accurate
+        self.rounds_elsewhere = self.as_accurate = self.dtype in WIDER
+        try:
+            yield
+        finally:
+            self.rounds_elsewhere, self.as_accurate = before
+
+    def _axes_of(self, sample: Any, other: Any | None) -> Iterator[tuple[str, Callable[[], None]]]:
+        yield "again", lambda: again.check(self, sample, other)
+        strided = (self.entry.op, "strided") not in tolerances.SKIPPED
+        yield "offsets", lambda: offsets.check(self, sample, strided)
+        yield "numbers", lambda: self._numbers(sample)
+        yield "generators", lambda: generators.check(self._drawing(sample))
+        yield "shared", lambda: shared.check(self, sample)
+        if self.differentiable:
+            yield "subsets", lambda: subsets.check(self, sample, self._gradients_of(sample))
+        yield "threads", lambda: threads.check(self, sample, other)
+
+    # --- as a subject of the axes --------------------------------------------------------------------------------
+
+    def forms(self, sample: Any) -> Sequence[Form]:
+        def form(name: str, check: Callable[[Any], None], function: Callable[..., Any], writes: bool = False) -> Form:
+            return Form(name, check, writes, lambda s: self._is_defined(function, s))
+
+        forms = [form("forward", self._forward, self.info.op)]
+        if self.differentiable:
+            forms.append(form("gradient", self._gradient, self.info.op))
+        if (inplace := self.info.get_inplace()) is not None:
+            forms.append(form("in place", self._inplace, inplace, writes=True))
+        return forms
+
+    def _is_defined(self, function: Callable[..., Any], sample: Any) -> bool:
+        nest = tree_map(lambda leaf: leaf.detach() if _is_tensor(leaf) else leaf, self.arguments(sample))
+        together, apart = placement.copied(nest, "cpu"), to_device(nest, "cpu")
+        if raised(lambda: self.call(function, apart)) or raised(lambda: self.call(function, together)):
+            return True  # the same is raised, or nobody promises anything
+        together, apart = placement.copied(nest, "cpu"), to_device(nest, "cpu")
+        results = [(self.call(function, inputs), _tensors(inputs)) for inputs in (together, apart)]
+        return raised(lambda: assert_same(*results, strides=False)) is None
+
+    def arguments(self, sample: Any) -> Any:
+        return (sample.input, sample.args, sample.kwargs)
+
+    def with_arguments(self, sample: Any, nest: Any) -> Any:
+        return SampleInput(
+            nest[0],
+            args=tuple(nest[1]),
+            kwargs=dict(nest[2]),
+            output_process_fn_grad=sample.output_process_fn_grad,
+            broadcasts_input=sample.broadcasts_input,
+            name=sample.name,
+        )
+
+    @contextlib.contextmanager
+    def keeping_places(self) -> Iterator[None]:
+        self._keeps_places = True
+        try:
+            yield
+        finally:
+            self._keeps_places = False
+
+    def _gradients_of(self, sample: Any) -> list[Form]:
+        """With gradients of all results, and of each alone."""
+        results: list[Any] = []
+        raised(lambda: results.append(self.call(self.info.op, self.copies(sample)[0])))
+        count = len([t for t in _tensors(results) if t.requires_grad])
+        alone = [
+            Form(f"gradient of result {i}", lambda s, i=i: self._gradient(s, only=i))  # type: ignore[misc]
+            for i in range(count if 1 < count <= MOST_RESULTS else 0)
+        ]
+        return [Form("gradient", self._gradient), *alone]
+
+    def _numbers(self, sample: Any) -> None:
+        allowed, _ = tolerances.NUMBERS.get(self.entry.op, (lambda value: True, ""))
+        numbers.check(self, sample, numbers.operands(self.info.aten_name, self.arguments(sample)), allowed)
+        if any(not t.dim() for t in _tensors((sample.args, sample.kwargs))):
+            self._scalars_on_host = True
+            try:
+                for form in self.forms(sample):
+                    if self._takes_host_scalars(form, sample):
+                        check_calls(form, numbers.host_scalars(self, sample))
+            finally:
+                self._scalars_on_host = False
+
+    @staticmethod
+    def _takes_host_scalars(form: Form, sample: Any) -> bool:
+        """As on other devices, not every operator takes the host's tensors as numbers."""
+        refused = raised(lambda: form.check(sample))
+        return refused is None or "same device" not in str(refused)
+
+    def _drawing(self, sample: Any, on_device: Callable[..., Any] | None = None) -> generators.Draw:
+        """The results and gradients of calls that seed nothing."""
+
+        def draw(place: str) -> Any:
+            inputs = self.copies(sample)[place == "tpu"]
+            function = on_device if on_device is not None and place == "tpu" else self.info.op
+            with without_seeds():
+                results = function(inputs[0], *inputs[1], **inputs[2])
+            results = sample.output_process_fn_grad(results)
+            seeds = [s.to(place) for s in gradient_seeds(results)] if self.differentiable else []
+            return results, gradients(results, inputs, seeds) if seeds else []
+
+        return draw
 
     def _error_inputs(self) -> Iterator[Any]:
         if self.info.error_inputs_func is None or self.dtype not in (torch.float32, torch.int64):
@@ -93,9 +235,15 @@ class OperatorRun:
         self._same(self.info.op, sample, self.copies(sample, detach=True))
 
     def _inplace(self, sample: Any) -> None:
-        self._same(self.info.get_inplace(), sample, self.copies(sample, detach=True))
+        host, device = self.copies(sample, detach=True)
+        self._same(self.info.get_inplace(), sample, (host, device))
+        if self._keeps_places and not self._undefined(sample) and not self.rounds_elsewhere:
+            # What lies around the arguments is as it was.
+            got, want = placement.whole_storages(device), placement.whole_storages(host)
+            assert_same(got, want, rtol=self.rtol, atol=self.atol)
 
-    def _gradient(self, sample: Any) -> None:
+    def _gradient(self, sample: Any, only: int | None = None) -> None:
+        """Args: only: from which of the results that have a gradient it is taken; None: from all."""
         host, device = self.copies(sample)
         try:
             want = sample.output_process_fn_grad(self.call(self.info.op, host))
@@ -105,6 +253,8 @@ class OperatorRun:
         got = sample.output_process_fn_grad(self.call(self.info.op, device))
         if self._undefined(sample) or self.tied:
             return
+        if only is not None:
+            got, want = ([t for t in _tensors(results) if t.requires_grad][only : only + 1] for results in (got, want))
         try:
             check_gradients(got, want, device, host, self.rtol, self.atol)
         except NoGradient:
@@ -112,12 +262,17 @@ class OperatorRun:
         except Mismatch as mismatch:
             if mismatch.kind != "values" or not self.rounds_elsewhere:
                 raise
-            self._gradient_rounded_once(sample)
+            self._gradient_rounded_once(sample, only)
 
-    def _gradient_rounded_once(self, sample: Any) -> None:
+    def _gradient_rounded_once(self, sample: Any, only: int | None) -> None:
         host, device = self.copies(sample)
         wide = widened(host, self.dtype)
-        got, want, wide_want = (self.call(self.info.op, inputs) for inputs in (device, host, wide))
+
+        def results(inputs: Any) -> Any:
+            found = self.call(self.info.op, inputs)
+            return found if only is None else [t for t in _tensors(found) if t.requires_grad][only : only + 1]
+
+        got, want, wide_want = (results(inputs) for inputs in (device, host, wide))
         seeds = gradient_seeds(want)
         got_grads = gradients(got, device, [s.to("tpu") for s in seeds])
         wide_grads = gradients(wide_want, wide, widened(seeds, self.dtype))
@@ -128,7 +283,7 @@ class OperatorRun:
             want_grads = gradients(want, host, seeds)
             nearby = []
             for inputs in self._moved(sample):
-                nearby.append(gradients(self.call(self.info.op, inputs), inputs, widened(seeds, self.dtype)))
+                nearby.append(gradients(results(inputs), inputs, widened(seeds, self.dtype)))
             check_as_accurate(got_grads, want_grads, wide_grads, nearby=nearby)
 
     def _second_order(self, sample: Any) -> None:
@@ -192,11 +347,14 @@ class OperatorRun:
         if detach:
             nest = tree_map(lambda leaf: leaf.detach() if _is_tensor(leaf) else leaf, nest)
         input_, args, kwargs = tree_map(lambda leaf: "tpu" if isinstance(leaf, str) and leaf == "cpu" else leaf, nest)
-        device = (to_device(input_), args, kwargs) if self.host_arguments else to_device((input_, args, kwargs))
+        move = placement.copied if self._keeps_places else to_device
+        device = (move(input_), args, kwargs) if self.host_arguments else move((input_, args, kwargs))
+        if self._scalars_on_host:
+            device = (device[0], *tree_map(_scalar_on_host, device[1:], (args, kwargs)))
         if isinstance(input_, (int, float, complex)) and not any(_is_tensor(leaf) for leaf in tree_leaves(nest)):
             # Of the operators that make a tensor of numbers, some samples leave the device out.
             device[2].setdefault("device", "tpu")
-        return to_device(nest, "cpu"), device
+        return move(nest, "cpu"), device
 
     @staticmethod
     def call(function: Callable[..., Any], inputs: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> Any:
@@ -252,7 +410,7 @@ class OperatorRun:
             try:
                 assert_same(got, rounded(wide_want, want), strides=False)
             except Mismatch:
-                if self.entry.op not in tolerances.AS_ACCURATE and not is_fused():
+                if not self.as_accurate:
                     raise
                 check_as_accurate(got, want, wide_want, nearby=[*map(wide_result, self._moved(sample, detach=True))])
 
@@ -265,6 +423,12 @@ class OperatorRun:
             inputs = widened(self.copies(sample, detach=detach)[0], self.dtype)
             moved(inputs, self.dtype, seed)
             yield inputs
+
+
+def without_seeds() -> contextlib.AbstractContextManager[Any]:
+    """Inside, operators of the database that set a seed first do not."""
+    plain: Callable[..., Any] = lambda operator, *args, **kwargs: operator(*args, **kwargs)  # noqa: E731
+    return mock.patch.object(common_methods_invocations, "wrapper_set_seed", plain)
 
 
 def _with_elements(samples: list[Any]) -> Any:
@@ -287,6 +451,10 @@ def _with_another_dtype(t: torch.Tensor) -> torch.Tensor:
 def _blank(leaf: Any) -> Any:
     """A stand-in with the same dtype, shape and strides, whatever the values."""
     return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype).zero_() if _is_tensor(leaf) else None
+
+
+def _scalar_on_host(moved: Any, given: Any) -> Any:
+    return given.detach().clone() if _is_tensor(given) and not given.dim() else moved
 
 
 def _is_tensor(leaf: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import warnings
 from collections.abc import Callable, Iterator
@@ -13,14 +14,21 @@ from torch.testing._internal.common_optimizers import OptimizerErrorEnum
 from torch.utils._pytree import tree_map
 
 from tests.compare import Mismatch, assert_same
-from tests.conformance import tolerances
+from tests.conformance import threads, tolerances
+from tests.conformance.course import Course
 from tests.conformance.database import Entry, info_of
 from tests.conformance.outcome import Outcome, check_same_exception, raised, raised_by_device, spread
 from tests.conformance.precision import check_as_accurate, moved, rounds_elsewhere
+from tests.conformance.subject import saying
 from tests.wider import HALF, widened
+from torch_tpu.eager import execute
 
-CHECKS = ("step", "state_dict", "errors")
+AXES = ("again", "offsets", "numbers", "shared", "subsets", "threads")
+CHECKS = ("step", "state_dict", "errors", *AXES)
 STEPS = 3
+PLAIN = Course()
+# Which of the parameters get no gradient in which step.
+ABSENT = (frozenset({0}), frozenset({1, 2}), frozenset[int]())
 SHAPES = ((5, 4), (3,), (), (0, 2))
 # Muon takes matrices only.
 MATRICES = ((5, 4), (2, 3), (1, 1))
@@ -51,6 +59,10 @@ class OptimizerRun:
                 result.record("step", name, lambda o=options: self._step(o))
             if "state_dict" in checks:
                 result.record("state_dict", name, lambda o=options: self._state_dict(o))
+            for axis, function in self._axes_of(options):
+                if axis in checks:
+                    execute.clear_plans()
+                    result.record(axis, name, function)
         if "errors" in checks and self.entry.variant == "for-loop" and self.dtype is torch.float32:
             for error_input in self.info.optim_error_inputs_func("cpu", self.dtype):
                 result.record("errors", error_input.optimizer_error_input.desc, lambda e=error_input: self._error(e))
@@ -78,16 +90,33 @@ class OptimizerRun:
                     {k: v.to("tpu") if isinstance(v, torch.Tensor) else v for k, v in options.items()},
                 )
 
+    def _axes_of(self, options: dict[str, Any]) -> Iterator[tuple[str, Callable[[], None]]]:
+        yield "again", lambda: self._courses(options, PLAIN, Course(seed=6), PLAIN)
+        yield "offsets", lambda: self._courses(options, *(Course(turn=turn) for turn in (0, 1, 2, 0)))
+        yield "numbers", lambda: self._courses(options, PLAIN, Course(other_numbers=True), PLAIN)
+        yield "shared", lambda: self._courses(options, PLAIN, Course(in_one_storage=True), PLAIN)
+        yield "subsets", lambda: self._courses(options, PLAIN, Course(absent=ABSENT), PLAIN)
+        yield "threads", lambda: self._threads(options)
+
+    def _courses(self, options: dict[str, Any], *courses: Course) -> None:
+        for course in courses:
+            with saying(str(course)):
+                self._step(options, course)
+
+    def _threads(self, options: dict[str, Any]) -> None:
+        with saying("in two threads"):
+            threads.at_once([functools.partial(self._step, options, c) for c in (PLAIN, Course(seed=6))])
+
     # --- the checks ----------------------------------------------------------------------------------------------
 
-    def _step(self, options: dict[str, Any]) -> None:
+    def _step(self, options: dict[str, Any], course: Course = PLAIN) -> None:
         want: list[Any] = []
-        error = raised(lambda: want.extend(self._trained("cpu", options)))
+        error = raised(lambda: want.extend(self._trained("cpu", options, course)))
         if error is not None:
-            check_same_exception(raised_by_device(lambda: self._trained("tpu", options)), error)
+            check_same_exception(raised_by_device(lambda: self._trained("tpu", options, course)), error)
             return
-        got = self._trained("tpu", options)
-        self._same(got, want, lambda **moved: self._trained("cpu", options, wide=True, **moved))
+        got = self._trained("tpu", options, course)
+        self._same(got, want, lambda **moved: self._trained("cpu", options, course, wide=True, **moved))
 
     def _state_dict(self, options: dict[str, Any]) -> None:
         """What one side saved, the other loads and goes on with."""
@@ -121,40 +150,53 @@ class OptimizerRun:
 
     # --- what they share -----------------------------------------------------------------------------------------
 
-    def parameters(self, place: str, wide: bool = False) -> list[torch.Tensor]:
+    def parameters(self, place: str, wide: bool = False, course: Course = PLAIN) -> list[torch.Tensor]:
         """Parameters of a few shapes; the last one never gets a gradient."""
         generator = torch.Generator().manual_seed(3)
         values = [
             torch.randn(s, dtype=torch.float64, generator=generator).to(self.dtype) for s in (*self.shapes, (2, 2))
         ]
         values = widened(values, self.dtype) if wide else values
-        return [torch.nn.Parameter(v.to(place)) for v in values]
+        return [torch.nn.Parameter(v) for v in course.placed(values, place)]
 
     def _trained(
-        self, place: str, options: dict[str, Any], *, wide: bool = False, then: str = "", moved_by: int | None = None
+        self,
+        place: str,
+        options: dict[str, Any],
+        course: Course = PLAIN,
+        *,
+        wide: bool = False,
+        then: str = "",
+        moved_by: int | None = None,
     ) -> list[Any]:
         """Parameters and state after each step; the second half of the steps is made at `then`.
 
         Gradients come from the CPU's generator, so that what differs is the optimizer's. Where an optimizer wants to
         compute a loss itself, it does. With `moved_by`, parameters and gradients differ by what rounding hides.
         """
-        leaves = self.parameters(place, wide)
+        leaves = self.parameters(place, wide, course)
         if moved_by is not None:
             moved(leaves, self.dtype, moved_by)
         parameters = [p.clone() for p in leaves] if self.differentiable else leaves
         optimizer = self._optimizer(parameters, place, options)
-        generator = torch.Generator().manual_seed(5)
+        generator = torch.Generator().manual_seed(course.seed)
         seen: list[Any] = []
         slopes = []
+        first_numbers: list[dict[str, Any]] = []
         for step in range(STEPS):
             if then and step == STEPS // 2:
                 parameters, optimizer = self._continued(parameters, optimizer, then, options)
+            course.set_numbers(optimizer, step, first_numbers)
+            drawn = []
             for p in parameters[:-1]:
-                slope = torch.randn(p.shape, dtype=torch.float64, generator=generator).to(self.dtype)
+                slope = torch.randn(p.shape, dtype=torch.float64, generator=generator).to(self.dtype).to(p.dtype)
                 if moved_by is not None:
-                    moved(slope := slope.to(p.dtype), self.dtype, moved_by + step)
-                p.grad = slope.to(p.dtype).to(p.device).requires_grad_(self.differentiable)
-                slopes.append(p.grad)
+                    moved(slope, self.dtype, moved_by + step)
+                drawn.append(slope)
+            own = course.placed(drawn, parameters[0].device.type)
+            for i, (p, slope) in enumerate(zip(parameters[:-1], own, strict=True)):
+                p.grad = slope.requires_grad_(self.differentiable) if course.has_gradient(step, i) else None
+                slopes += [p.grad] if p.grad is not None else []
             optimizer.step(_loss(parameters, optimizer) if self.info.step_requires_closure else None)
             seen.append(_on_host((parameters, _state(optimizer))))
         if self.differentiable:

@@ -157,6 +157,20 @@ RANDOM_SAMPLES: dict[str, Callable[[Any], bool]] = {
     "nn.functional.scaled_dot_product_attention": lambda sample: sample.kwargs.get("dropout_p", 0) > 0,
 }
 
+# Which numbers the axis "numbers" may give an operator, and why no others.
+NUMBERS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "cdist": (lambda v: abs(v) < 10, "of powers of 1e10 the CPU makes a gradient of NaN, the device one of 0"),
+    "linalg.vector_norm": (
+        lambda v: not 10 < abs(v) < torch.inf,
+        "200th powers overflow; the CPU takes one element as it is",
+    ),
+    "nn.functional.scaled_dot_product_attention": (
+        lambda v: 0 <= v < 1,
+        "the CPU does not look at the rate of dropout where it takes a kernel without",
+    ),
+    "nn.functional.softshrink": (lambda v: v >= 0, "the CPU refuses others, and the number is data to the device"),
+}
+
 # Checks that the CPU fails, and configurations of optimizers.
 SKIPPED: dict[tuple[str, str], str] = {
     ("ASGD", "capturable differentiable"): "a step overwrites what the gradient of the one before it needs",
@@ -167,6 +181,12 @@ SKIPPED: dict[tuple[str, str], str] = {
     ("lu_unpack", "out"): "the CPU crashes when out= has another dtype",
     ("tril", "out"): "the CPU corrupts its memory when out= has other strides and there is a batch",
     ("triu", "out"): "the CPU corrupts its memory when out= has other strides and there is a batch",
+    ("grid_sampler_2d", "numbers"): "the CPU takes modes that do not exist",
+    ("grid_sampler_3d", "numbers"): "the CPU takes modes that do not exist",
+    ("roll", "numbers"): "the CPU does not look at the dimension where there are no elements",
+    ("_upsample_bilinear2d_aa", "numbers"): "the CPU repeats the first row where it makes one column",
+    ("nn.functional.fractional_max_pool2d", "numbers"): "the CPU takes windows of negative size",
+    ("nn.functional.fractional_max_pool3d", "numbers"): "the CPU takes windows of negative size",
     ("nn.CTCLoss", "strided"): "the CPU reads strided targets of one dimension as if they were contiguous",
     ("native_group_norm", "strided"): "the CPU refuses strided inputs",
 }

@@ -132,8 +132,8 @@ def fused_rms_norm_backward(
 def native_group_norm(
     x: Array, weight: Array | None, bias: Array | None, N: int, C: int, HxW: int, group: int, eps: Array | float
 ) -> list[Array]:
-    if N < 0:
-        raise RuntimeError(f"Trying to create tensor with negative dimension {N}")
+    if min(N, C, HxW) < 0:
+        raise RuntimeError(f"Trying to create tensor with negative dimension: {[N, C, HxW]}")
     x, weight, bias = widen(x, weight, bias)
     grouped = hlo.reshape(x, (N, group, C // group, HxW))
     mean, variance = moments(grouped, [2, 3])
