@@ -58,7 +58,12 @@ def synchronize(device: Any = None) -> None:
         with metrics.waiting("synchronize"):
             if hooks.flush is not None:
                 hooks.flush("synchronize")
-            client.client().synchronize()
+            try:
+                client.client().synchronize()
+            except client.client_errors() as error:
+                from torch_tpu.tensor.errors import translate
+
+                raise translate(error) from error
 
 
 class Stream(_CStream):

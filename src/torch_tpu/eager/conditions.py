@@ -6,6 +6,7 @@ Autograd's version counter moved when the call returned; on the CPU it does not,
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections import deque
@@ -16,7 +17,6 @@ import torch
 
 from torch_tpu.metrics import places
 from torch_tpu.metrics.places import Place
-from torch_tpu.runtime.client import client
 from torch_tpu.tensor import transfer
 from torch_tpu.tensor.storage import Content
 
@@ -89,22 +89,36 @@ def settle(most: int = 0) -> None:
     Only those of this thread, and of threads that have ended.
 
     Raises:
-        The error of the first that does not hold. The others are then forgotten: they may follow from it.
+        The error of the first that does not hold, or of the program that should have computed it. The others are then
+        forgotten: they may follow from it.
     """
     own = owner()
     ready = [c for c in list(unread) if c.holds.graph is None and (c.owner == own or c.owner() is None)]
     for n, condition in enumerate(ready[: max(len(ready) - most, 0)]):
-        if _take(condition) and not _holds(condition):
-            for other in ready[n + 1 :]:
-                if _take(other) and other.write is not None:
-                    _holds(other)
+        if not _take(condition):
+            continue
+        try:
+            holds = _holds(condition)
+        except RuntimeError:
+            _drop(ready[n + 1 :])
+            raise
+        if not holds:
+            _drop(ready[n + 1 :])
             shown = condition.shown
-            text = condition.message if shown is None else condition.message.format(client().get(shown.array))
+            text = condition.message if shown is None else condition.message.format(transfer.contents(shown.array))
             raise condition.error(f"{text} (in {condition.operator}, called at {places.where(condition.place)})")
 
 
+def _drop(conditions: Iterable[Condition]) -> None:
+    """Takes conditions without an error; writes of those that do not hold are taken back."""
+    for condition in conditions:
+        if _take(condition) and condition.write is not None:
+            with contextlib.suppress(RuntimeError):  # never computed
+                _holds(condition)
+
+
 def _holds(condition: Condition) -> bool:
-    holds = client().get_bool(condition.holds.array)
+    holds = transfer.is_true(condition.holds.array)
     if not holds and condition.write is not None:
         condition.write.undo()
     return holds

@@ -41,7 +41,7 @@ from torch_tpu.tensor.storage import (
     value_of,
     view,
 )
-from torch_tpu.tensor.transfer import to_numpy
+from torch_tpu.tensor.transfer import contents, is_true, to_numpy
 
 _matmul_precision = torch._C._get_float32_matmul_precision
 _default_dtype = torch.get_default_dtype
@@ -358,8 +358,8 @@ def submit(plan: Plan, sig: CallSignature, generator: Any = None) -> Any:
 def _look_at_checks(plan: Plan, results: Sequence[Buffer]) -> None:
     for slot, message, kind, value in plan.checks:
         metrics.note("sync", "check of an index or argument")
-        if not client().get_bool(results[slot]):
-            raise kind(message if value is None else message.format(client().get(results[value])))
+        if not is_true(results[slot]):
+            raise kind(message if value is None else message.format(contents(results[value])))
 
 
 # What `references` counts for a value in a signature and a Writing, its buffer among a program's arguments.

@@ -84,11 +84,22 @@ def from_host(tensor: torch.Tensor) -> torch.Tensor:
     return new_tensor(value_from_host(tensor))
 
 
-def _contents(buffer: Buffer) -> npt.NDArray[Any]:
+def contents(buffer: Buffer) -> npt.NDArray[Any]:
+    """The elements of a buffer, after waiting for it: a program that failed while it ran says so here."""
     try:
         return client().get(buffer)
     except NoContents as error:
         raise NoContents(f"{error} (read at {user_line()})") from None
+    except client_errors() as error:
+        raise translate(error) from error
+
+
+def is_true(buffer: Buffer) -> bool:
+    """The value of a 0-d bool buffer, after waiting for it."""
+    try:
+        return client().get_bool(buffer)
+    except client_errors() as error:
+        raise translate(error) from error
 
 
 def host_view(tensor: torch.Tensor, why: str = "copy to the host") -> torch.Tensor:
@@ -108,7 +119,7 @@ def host_view(tensor: torch.Tensor, why: str = "copy to the host") -> torch.Tens
             return torch.zeros(tensor.shape, dtype=tensor.dtype)
         if before_reading is not None:
             before_reading()
-        array = _contents(value.array)
+        array = contents(value.array)
     metrics.count("device_to_host_bytes", array.nbytes)
     elements = from_numpy(array, g.dtype)
     if g.strides != contiguous_strides(g.sizes):
@@ -123,8 +134,8 @@ def host_memory(value: Content | None, nbytes: int) -> torch.UntypedStorage:
     memory = torch.zeros(nbytes, dtype=torch.uint8, device="cpu").untyped_storage()
     if value is not None and value.array is not None:
         metrics.count("device_to_host_bytes", value.nbytes)
-        contents = from_numpy(_contents(value.array), value.dtype)
-        host_tensor(memory, value.dtype, 0, value.sizes, value.strides).copy_(contents)
+        elements = from_numpy(contents(value.array), value.dtype)
+        host_tensor(memory, value.dtype, 0, value.sizes, value.strides).copy_(elements)
     return memory
 
 

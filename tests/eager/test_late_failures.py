@@ -1,0 +1,55 @@
+"""A program that fails while it runs says so where its result is read, as PyTorch would, on every platform."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+EagerMode = torch.tpu.EagerMode
+
+
+def too_large() -> torch.Tensor:
+    """What depends on 4 TB, without having so much itself."""
+    column, row = torch.ones(10**5, 1, device="tpu"), torch.ones(10**7, device="tpu")
+    return (column + row).sort()[0].sum()
+
+
+@pytest.mark.parametrize("mode", list(EagerMode), ids=str)
+@pytest.mark.parametrize(
+    "read", [torch.Tensor.item, torch.Tensor.cpu, bool, lambda x: x[None].tolist()], ids=["item", "cpu", "bool", "list"]
+)
+def test_a_reader_gets_the_error(mode, read):
+    with torch.tpu.set_eager_mode(mode):
+        for _ in range(2):
+            with pytest.raises(torch.OutOfMemoryError, match=r"TPU out of memory at .*test_late_failures\.py"):
+                read(too_large())
+        assert torch.ones(3, device="tpu").sum().item() == 3
+        torch.tpu.synchronize()
+
+
+@pytest.mark.parametrize("mode", [EagerMode.DEFER_NEVER, EagerMode.DEFER_AND_FUSE], ids=str)
+def test_so_does_a_check(mode):
+    """Whether an index is in bounds can't be said of one that was never computed."""
+    with torch.tpu.set_eager_mode(mode):
+        x = torch.arange(4.0, device="tpu")
+        torch.tpu.synchronize()  # a value of the same fused program would fail with it
+        for _ in range(2):
+            with pytest.raises(torch.OutOfMemoryError, match="TPU out of memory"):
+                x[(too_large() * 0).long()[None]].tolist()
+        assert x[torch.tensor([1, 2], device="tpu")].tolist() == [1.0, 2.0]
+
+
+def test_so_does_a_compiled_graph():
+    compiled = torch.compile(lambda row: (torch.ones(10**5, 1, device="tpu") + row).sort()[0].sum())
+    for _ in range(2):
+        with pytest.raises(torch.OutOfMemoryError, match="TPU out of memory"):
+            compiled(torch.ones(10**7, device="tpu")).item()
+
+
+def test_the_failed_value_fails_each_time_it_is_read():
+    failed = too_large()
+    for _ in range(2):
+        with pytest.raises(torch.OutOfMemoryError, match="TPU out of memory"):
+            failed.item()
+    with pytest.raises(torch.OutOfMemoryError, match="TPU out of memory"):
+        (failed + 1).cpu()
