@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tests import platforms
 from tests.conformance import pool, report, results
 from tests.conformance.check import CHECKS, CHECKS_OF, checked
 from tests.conformance.database import DTYPES, KINDS, dtype_name, entries
@@ -39,15 +40,18 @@ def main(
     only_failed: Annotated[bool, typer.Option(help="Check again what failed before, nothing else.")] = False,
     restart: Annotated[bool, typer.Option(help="Check again what has a result already.")] = False,
     mode: Annotated[str, typer.Option(help=f"The device's execution mode, of {', '.join(MODES)}.")] = "strict",
+    platform: Annotated[str, typer.Option(help="What to run on: xcpu, or what TORCH_TPU_PLATFORM may name.")] = "",
     workers: Annotated[int, typer.Option(help="Processes that check at the same time.")] = 2,
     output: Annotated[Path, typer.Option(help="Where the results are kept.")] = Path("conformance-results"),
 ) -> None:
     """Compares the device with the CPU on PyTorch's own test database. Continues where the last run ended."""
     if mode not in MODES:
         raise typer.BadParameter(f"unknown mode {mode}: expected {', '.join(MODES)}")
+    if not platforms.choose(platform):
+        raise typer.BadParameter(platforms.PLUGIN_IS_MISSING)
     console = Console()
     output.mkdir(parents=True, exist_ok=True)
-    path = output / ("results.jsonl" if mode == "strict" else f"results-{mode}.jsonl")
+    path = output / platforms.file_of("results", "" if mode == "strict" else mode, platform)
     wanted_dtypes = [getattr(torch, name) for name in chosen_of(dtypes, [dtype_name(d) for d in DTYPES], "dtype")]
     chosen = entries(ops, wanted_dtypes, chosen_of(kind, KINDS, "kind"))
     wanted_checks = chosen_of(checks, CHECKS, "check")

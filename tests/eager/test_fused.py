@@ -338,7 +338,7 @@ def test_backward_leaves_the_setting_of_its_threads(threads):
 
 def test_a_graph_of_a_tpu_is_cut_where_few_bytes_cross(monkeypatch):
     pending = graph.current()
-    monkeypatch.setattr(pending, "_is_host_memory", False)
+    monkeypatch.setattr(pending, "_runs_on_cpu", False)
     original = graph.Graph._cut
     cut = []
 

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tests import platforms
 from tests.programs import results
 from tests.programs.check import check_all
 from tests.programs.results import Result
@@ -61,6 +62,7 @@ def main(
     seed: Annotated[int, typer.Option(min=0, help="The first program's seed; the others follow.")] = 0,
     mode: Annotated[str, typer.Option(help=f"The device's execution mode, of {', '.join(MODES)}.")] = "strict",
     restart: Annotated[bool, typer.Option(help="Run again what has a result already.")] = False,
+    platform: Annotated[str, typer.Option(help="What to run on: xcpu, or what TORCH_TPU_PLATFORM may name.")] = "",
     workers: Annotated[int, typer.Option(min=1, help="Processes that run at the same time.")] = 2,
     output: Annotated[Path, typer.Option(help="Where the results are kept.")] = Path("conformance-results"),
 ) -> None:
@@ -70,10 +72,12 @@ def main(
     """
     if mode not in MODES:
         raise typer.BadParameter(f"unknown mode {mode}: expected {', '.join(MODES)}")
+    if not platforms.choose(platform):
+        raise typer.BadParameter(platforms.PLUGIN_IS_MISSING)
     os.environ["TORCH_TPU_FALLBACK"] = "error"
     console = Console()
     output.mkdir(parents=True, exist_ok=True)
-    path = output / "programs.jsonl"
+    path = output / platforms.file_of("programs", platform)
     known = {} if restart else {s: r for s, r in results.load(path, mode).items() if r.report is None}
     seeds = range(seed, seed + count)
     waiting = [s for s in seeds if s not in known]

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from torch_tpu import metrics
+from torch_tpu.runtime.client import client, client_errors
 from torch_tpu.runtime.cpu_options import options_for
+from torch_tpu.runtime.disk_cache import DiskCache
 
 YNN = "xla_cpu_experimental_ynn_fusion_type"
 LEVEL = "xla_backend_optimization_level"
@@ -56,6 +61,36 @@ def test_what_ynn_computes() -> None:
     scaled = {("broadcast_in_dim", image): 2, ("multiply", image): 1, ("add", image): 1, ("sqrt", (64,)): 1}
     assert YNN in options_for({("parameter", image): 1, **scaled})
     assert YNN not in options_for({("parameter", large): 1, **scaled, ("broadcast_in_dim", large): 1})
+
+
+DOUBLED = """module @m {{ func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {{
+  %y = stablehlo.{} %x, %x : tensor<4xf32>
+  return %y : tensor<4xf32>
+}} }}"""
+
+
+@pytest.mark.parametrize("lacking", [{"xla_cpu_of_a_later_version": True}, {"xla_cpu_scheduler_type": "A_LATER_ONE"}])
+@pytest.mark.parametrize("folder", ["", "cache"])
+def test_a_compiler_of_another_version_gets_the_options_it_has(
+    lacking: dict[str, str | bool], folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = DiskCache(tmp_path / folder) if folder else None
+    monkeypatch.setattr(client(), "disk_cache", cache)
+    monkeypatch.setattr(client(), "_unknown_options", set())
+    wanted = {LEVEL: 0, **lacking}
+    for name, expected in (("add", [0.0, 2.0, 4.0, 6.0]), ("multiply", [0.0, 1.0, 4.0, 9.0])):
+        for _ in range(2):  # compiled, then read from the disk
+            program = client().compile(DOUBLED.format(name).encode(), [((4,), np.float32)], wanted)
+            got = client().get(program([client().put(np.arange(4, dtype=np.float32))])[0])
+            assert got.tolist() == expected
+            del program
+    assert client()._unknown_options == set(lacking)
+    assert (metrics.counters().get("disk_cache_hit", 0), metrics.counters()["compile"]) == ((2, 2) if cache else (0, 4))
+
+
+def test_other_refusals_of_the_compiler_are_errors() -> None:
+    with pytest.raises(client_errors(), match="no_such_operation"):
+        client().compile(DOUBLED.format("no_such_operation").encode(), [((4,), np.float32)], {LEVEL: 0})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])

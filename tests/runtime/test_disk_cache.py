@@ -18,7 +18,7 @@ from torch_tpu.runtime.disk_cache import DiskCache, from_environment
 
 KEY, OTHER = "ab" + "0" * 62, "cd" + "1" * 62
 
-# Runs a few programs, LAPACK among them, and says what it computed and how it came by the programs.
+# Runs a few programs, one with LAPACK where that can be called, and says what it computed and how it came by them.
 PROGRAM = """
 import json, warnings
 with warnings.catch_warnings(record=True) as caught:
@@ -26,7 +26,7 @@ with warnings.catch_warnings(record=True) as caught:
     import torch, torch_tpu
     from torch_tpu import metrics
     x = torch.arange(6.0).reshape(2, 3).to("tpu")
-    values = [(x @ x.T + 1).tolist(), torch.linalg.solve(x @ x.T + torch.eye(2, device="tpu"), x).sum().item()]
+    values = [(x @ x.T + 1).tolist(), torch.linalg.cholesky(x @ x.T + torch.eye(2, device="tpu")).sum().item()]
 print(json.dumps([values, metrics.counters(), [str(w.message) for w in caught]]))
 """
 

@@ -32,13 +32,13 @@ from torch.utils._pytree import (
 
 from torch_tpu import ops
 from torch_tpu.compile.exported import Argument, Exported, Result
+from torch_tpu.eager.plan import new_target
 from torch_tpu.hlo import artifact, module
 from torch_tpu.hlo.array import Array
 from torch_tpu.hlo.strided import contiguous_strides
 from torch_tpu.ops.random_bits import Rng
 from torch_tpu.ops.subgraph import GraphTracer, constants
 from torch_tpu.ops.trace import Base, Tracer
-from torch_tpu.runtime.client import client
 
 _RANDOM_STATE: module.Spec = ((2,), torch.uint64)
 # What PyTorch raises when fake tensors are asked for a value, or a size, that only data knows.
@@ -232,7 +232,7 @@ def _build(call: _Call, graph: fx.GraphModule) -> Exported:
         results[:] = [Result(name, tuple(t.shape), t.dtype, of) for name, t, of in found]
         return [tracer.read(t) for _, t, _ in found]
 
-    target = module.Target(client().platform_name)
+    target = new_target()
     specs = [*((a.shape, a.dtype) for a in arguments), _RANDOM_STATE]
     try:
         built, _ = module.build("".join(c if c.isalnum() else "_" for c in call.name), target, specs, body)

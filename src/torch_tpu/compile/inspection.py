@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -43,10 +44,11 @@ class Program:
         a = self.analysis
         if a is None:
             return f"runs operator by operator: {self.reason}"
+        cost = f"{a.flops:,.0f} flops, {a.bytes_accessed:,.0f} bytes accessed"
         return (
             f"{a.argument_bytes:,} bytes of arguments, {a.output_bytes:,} of results ({a.alias_bytes:,} of them in the "
             f"memory of arguments), {a.temporary_bytes:,} temporary; "
-            f"{a.flops:,.0f} flops, {a.bytes_accessed:,.0f} bytes accessed"
+            f"{'cost unknown to the plug-in' if math.isnan(a.flops) else cost}"
         )
 
 
@@ -86,7 +88,7 @@ class Inspection:
 
     @property
     def cost(self) -> dict[str, float]:
-        """Floating-point operations and bytes accessed of all programs, as XLA counts them."""
+        """Floating-point operations and bytes accessed of all programs, as XLA counts them (NaN: it does not say)."""
         found = [p.analysis for p in self.programs if p.analysis is not None]
         return {"flops": sum(a.flops for a in found), "bytes accessed": sum(a.bytes_accessed for a in found)}
 

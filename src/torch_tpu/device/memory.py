@@ -111,9 +111,9 @@ def mem_get_info(device: Any = None) -> tuple[int, int]:
     """Free and total bytes of the device; on XLA:CPU those of the host."""
     get_device_index(device, optional=True)
     from torch_tpu.device import properties
-    from torch_tpu.runtime.client import client
 
-    if client().platform_name == "cpu":
+    described = properties.get_device_properties()
+    if described.platform == "cpu":
         return properties.host_memory()
-    total = properties.get_device_properties().total_memory
+    total = described.total_memory
     return max(0, total - memory_allocated()), total

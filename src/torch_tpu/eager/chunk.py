@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from torch_tpu import metrics
-from torch_tpu.eager.plan import Plan
+from torch_tpu.eager.plan import Plan, new_target
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import module, types
 from torch_tpu.hlo.array import Array
@@ -386,7 +386,7 @@ def _compile(nodes: Sequence[Node], outputs: Sequence[int], donations: Donations
                 )
         return [slots[s] for s in outputs]
 
-    target = module.Target(client().platform_name)
+    target = new_target()
     with module.building, metrics.timed("trace_seconds"):
         built, results = module.build("fused", target, parameters, body)
         used = module.drop_unused_parameters(built)
@@ -397,7 +397,7 @@ def _compile(nodes: Sequence[Node], outputs: Sequence[int], donations: Donations
     executable = client().compile(
         built,
         [(shape, types.numpy_dtype(dtype)) for shape, dtype in results],
-        options={**options_for(operations), **LEAST_MEMORY} if client().is_host_memory else None,
+        options={**options_for(operations), **LEAST_MEMORY} if client().runs_on_cpu else None,
         custom_calls=set().union(*(node.plan.custom_calls for node in nodes)),
     )
     for node in nodes:

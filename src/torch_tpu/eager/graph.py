@@ -135,7 +135,7 @@ class Graph:
         self.nbytes = 0
         self.index: dict[int, int] = {}
         self._follows_backward = client().names_operators
-        self._is_host_memory = client().is_host_memory
+        self._runs_on_cpu = client().runs_on_cpu
         _graphs.add(self)
 
     def record(
@@ -224,7 +224,7 @@ class Graph:
 
     def grown(self) -> None:
         """Runs the first part of a graph that has become long, unless a call is being recorded."""
-        large = SHORTEST_LARGE_CHUNK if self._is_host_memory else SHORTEST_LARGE_CHUNK_OF_TPU
+        large = SHORTEST_LARGE_CHUNK if self._runs_on_cpu else SHORTEST_LARGE_CHUNK_OF_TPU
         shortest = SHORTEST_CHUNK if self.nbytes < LARGE else large
         with self.lock:  # another thread may have run it meanwhile
             if len(self.operators) - len(self.inner) >= 2 * shortest and self.call is None:
@@ -247,7 +247,7 @@ class Graph:
             return ((digests[n - 2] * 3 + digests[n - 1]) * 5 + digests[n]) * 0x9E3779B1 & 0xFFFFFFFF
 
         calls = self._calls()
-        if self._is_host_memory:
+        if self._runs_on_cpu:
             return min(calls[shortest:], key=digest)
         crossing = self._crossing(calls, shortest)
         return min(crossing, key=lambda n: (crossing[n], digest(n)))

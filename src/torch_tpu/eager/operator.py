@@ -277,5 +277,5 @@ def _equal_groups(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
 
 
 def checks_bounds() -> bool:
-    """Whether programs check index bounds: on the CPU platform always, elsewhere by `TORCH_TPU_CHECK_BOUNDS=1`."""
-    return client().is_host_memory or os.environ.get("TORCH_TPU_CHECK_BOUNDS", "0") == "1"
+    """Whether programs check index bounds: on XLA:CPU always, elsewhere by `TORCH_TPU_CHECK_BOUNDS=1`."""
+    return client().runs_on_cpu or os.environ.get("TORCH_TPU_CHECK_BOUNDS", "0") == "1"

@@ -260,7 +260,7 @@ class Plan:
             self.executable = client().compile(
                 self._module,
                 [(shape, types.numpy_dtype(dtype)) for shape, dtype in self.results],
-                options=options_for(self.operations) if client().is_host_memory else None,
+                options=options_for(self.operations) if client().runs_on_cpu else None,
                 custom_calls=self.custom_calls,
             )
         return self.executable
@@ -437,6 +437,13 @@ def _named(name: str, body: Callable[..., Sequence[Array]]) -> Callable[..., Seq
     return build
 
 
+def new_target(platform: str | None = None) -> module.Target:
+    """The target of a module for this process's client, or for another platform, by PJRT's name, without LAPACK."""
+    if platform is not None:
+        return module.Target(platform, lapack=False)
+    return module.Target(client().platform_name, client().calls_lapack)
+
+
 def make_plan(call: Call, platform: str | None = None) -> Plan:
     """Traces a call; raises what PyTorch raises for wrong arguments, and NoLowering.
 
@@ -445,7 +452,7 @@ def make_plan(call: Call, platform: str | None = None) -> Plan:
     """
     with module.building, metrics.timed("trace_seconds"):
         builder = _Builder(call)
-        target = module.Target(platform or client().platform_name)
+        target = new_target(platform)
         built, results = module.build(call.name, target, builder.specs, _named(call.name, builder.body))
         used = module.drop_unused_parameters(built)
         operations = module.operations(built)

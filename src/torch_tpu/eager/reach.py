@@ -200,6 +200,8 @@ class _Uncompiled:
 
     def __init__(self) -> None:
         self.platform_name = client().platform_name
+        self.runs_on_cpu = client().runs_on_cpu
+        self.calls_lapack = client().calls_lapack
         self.is_host_memory = client().is_host_memory
 
     def compile(self, module: Any, results: Any, *, custom_calls: Any = (), options: Any = None) -> Any:

@@ -15,6 +15,7 @@ class Target:
 
     Attributes:
         platform: PJRT's name of the platform, such as "cpu" or "tpu".
+        lapack: whether it can call jaxlib's LAPACK: on XLA:CPU inside jaxlib alone, not on a plug-in's.
         custom_calls: names of the functions it calls that XLA must know.
         copies: names of the private functions that are copies of other modules, by module.
         functions: how many private functions it has.
@@ -22,6 +23,7 @@ class Target:
     """
 
     platform: str
+    lapack: bool
     custom_calls: set[str] = field(default_factory=set)
     copies: dict[Any, str] = field(default_factory=dict)
     functions: int = 0

@@ -1,4 +1,4 @@
-"""LAPACK's factorisations of (batches of) matrices as XLA custom calls; on TPUs, where there is no LAPACK, others.
+"""LAPACK's factorisations of (batches of) matrices as XLA custom calls; where there is no LAPACK, XLA's own.
 
 Each function takes and returns matrices in logical order; the calls see them column-major, as LAPACK wants. `info` is
 LAPACK's: 0 for success, i > 0 where the i-th pivot failed.
@@ -24,12 +24,18 @@ Result = tuple[tuple[int, ...], torch.dtype]
 
 def on_lapack() -> bool:
     """Whether programs run where LAPACK can be called."""
-    return module.target().platform == "cpu"
+    return module.target().lapack
 
 
-def _on_tpu(*operands: Array) -> bool:
-    """Whether the TPU compiler's own algorithms stand in for LAPACK, and there is something to compute."""
-    return module.target().platform == "tpu" and operands[0].dtype in _PREFIX and all(a.size for a in operands)
+def _by_xla(*operands: Array, platforms: Sequence[str] = ("cpu", "tpu")) -> bool:
+    """Whether the compiler's own algorithms stand in for LAPACK, and there is something to compute.
+
+    Args:
+        platforms: those whose compiler has the algorithm.
+    """
+    target = module.target()
+    known = target.platform in platforms and not target.lapack
+    return known and operands[0].dtype in _PREFIX and all(a.size for a in operands)
 
 
 def _layout(shape: Sequence[int], batch: int) -> tuple[int, ...]:
@@ -82,7 +88,7 @@ def potrf(a: Array, upper: bool) -> tuple[Array, Array]:
 
 def getrf(a: Array) -> tuple[Array, Array, Array]:
     """L and U in one matrix, row exchanges (counted from 1), and info."""
-    if _on_tpu(a):
+    if _by_xla(a, platforms=("tpu",)):
         return factor_on_tpu.getrf(a)
     *batch, m, n = a.shape
     lu, pivots, info = _call("getrf", [a], [_same(a), ((*batch, min(m, n)), torch.int32), _info(a)])
@@ -91,7 +97,7 @@ def getrf(a: Array) -> tuple[Array, Array, Array]:
 
 def geqrf(a: Array) -> tuple[Array, Array]:
     """R above the Householder vectors of Q, and their factors tau."""
-    if _on_tpu(a):
+    if _by_xla(a):
         return factor_on_tpu.geqrf(a)
     *batch, m, n = a.shape
     factors, tau = _call("geqrf", [a], [_same(a), ((*batch, min(m, n)), a.dtype)])
@@ -102,7 +108,7 @@ def orgqr(a: Array, tau: Array) -> Array:
     """The first columns of the product of Householder reflections."""
     if a.size == 0 or tau.size == 0:
         return hlo.broadcast_to(eye(a.shape[-2], a.shape[-1], a.dtype), a.shape)
-    if _on_tpu(a):
+    if _by_xla(a):
         return factor_on_tpu.orgqr(a, tau)
     return _call("ungqr" if a.dtype.is_complex else "orgqr", [a, tau], [_same(a)])[0]
 
@@ -112,7 +118,7 @@ def ormqr(a: Array, tau: Array, c: Array, *, left: bool, transpose: bool) -> Arr
     attributes = {"left": left, "transpose": transpose}
     if tau.size == 0:
         return c
-    if _on_tpu(a, c):
+    if _by_xla(a, c):
         return factor_on_tpu.ormqr(a, tau, c, left=left, transpose=transpose)
     return _call("unmqr" if a.dtype.is_complex else "ormqr", [a, tau, c], [_same(c)], attributes)[0]
 
@@ -125,7 +131,7 @@ def gesdd(a: Array, *, full: bool, vectors: bool) -> tuple[Array, Array, Array, 
     u, vh = (*batch, m, m if wide else k), (*batch, n if wide else k, n)
     if a.size == 0:
         return eye_of(u, a.dtype), hlo.zeros((*batch, k), real), eye_of(vh, a.dtype), hlo.zeros(batch, torch.int32)
-    if _on_tpu(a):
+    if _by_xla(a):
         return factor_on_tpu.gesdd(a, full=full)
     mode = "N" if not vectors else "A" if full else "S"
     results = [_same(a), ((*batch, k), real), (u, a.dtype), (vh, a.dtype), _info(a)]
@@ -135,7 +141,7 @@ def gesdd(a: Array, *, full: bool, vectors: bool) -> tuple[Array, Array, Array, 
 
 def syevd(a: Array, *, upper: bool, vectors: bool) -> tuple[Array, Array, Array]:
     """Eigenvalues in ascending order, eigenvectors, info, of a Hermitian matrix given by one triangle."""
-    if _on_tpu(a):
+    if _by_xla(a):
         return factor_on_tpu.syevd(a, upper=upper)
     real = types.REAL_PART.get(a.dtype, a.dtype)
     attributes = {"mode": "V" if vectors else "N", "uplo": "U" if upper else "L"}

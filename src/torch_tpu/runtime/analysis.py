@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import zlib
 from dataclasses import dataclass
 from typing import Any
 
-from torch_tpu.runtime import optimised
+from torch_tpu.runtime import compat, optimised
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Analysis:
         temporary_bytes: Scratch memory while it runs.
         code_bytes: The program itself, which also lies in device memory.
         peak_bytes: The most it occupies at one time, arguments and outputs included.
-        flops: Floating-point operations.
+        flops: Floating-point operations; not a number, like the two below, where a plug-in does not say.
         bytes_accessed: Bytes moved between memory and the processor.
         seconds: How long it runs, by the compiler's own cost model, which counts -1 for each operation it does not
             know, and the body of a loop once; nothing was measured.
@@ -53,7 +54,10 @@ class Analysis:
 def analyse(compiled: Any, name: str, compile_seconds: float) -> Analysis:
     """Asks jaxlib's compiled program of a module of this name."""
     memory = compiled.get_compiled_memory_stats()
-    cost = compiled.cost_analysis()
+    try:
+        cost = compiled.cost_analysis()
+    except compat.xla.JaxRuntimeError:  # a plug-in need not estimate
+        cost = dict.fromkeys(("flops", "bytes accessed", "optimal_seconds"), math.nan)
     return Analysis(
         argument_bytes=memory.argument_size_in_bytes,
         output_bytes=memory.output_size_in_bytes,

@@ -12,11 +12,12 @@ import gc
 import math
 import operator
 import os
+import re
 import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,9 @@ Options = Mapping[str, str | bool | int | float]
 # that costs nothing: a Llama block's step compiled for v5e has the same time and memory either way (libtpu 0.0.52).
 DEBUG_OPTIONS: dict[str, str | bool | int | float] = {"xla_allow_excess_precision": False}
 CPU_OPTIONS: dict[str, str | bool | int | float] = {"xla_cpu_enable_fast_math": False}
-
+_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+# How XLA, of any version, says that it has no such option, or no such value for it.
+_LACKS_OPTION = re.compile(r"No such compile option: '(\w+)'|While setting option (\w+), ")
 
 # A token for each of the last runs, whose results may be dropped long before they are there.
 _runs: deque[Any] = deque()
@@ -143,6 +146,9 @@ class Client:
     Attributes:
         platform_name: PJRT's name of the platform, such as "cpu" or "tpu".
         device_kind: PJRT's name of the chip, such as "TPU v5 lite".
+        runs_on_cpu: Whether XLA:CPU compiles the programs, jaxlib's own or a plug-in's.
+        is_host_memory: Whether buffers are read in place. A plug-in may keep them where it likes.
+        calls_lapack: Whether programs can call jaxlib's LAPACK, of which a plug-in's compiler knows nothing.
         runs: Whether programs run; if not, buffers have shapes and no contents.
         fingerprint: What a program depends on besides its module and options (`runtime.fingerprint`).
         names_operators: Whether programs say which operator and line of the user's program each operation comes from.
@@ -158,12 +164,14 @@ class Client:
         self.platform_name: str = self.device.platform
         self.device_kind: str = self.device.device_kind
         self.device_count: int = len(devices)
-        self.is_host_memory = self.platform_name == "cpu"
+        self.runs_on_cpu = self.platform_name == "cpu"
+        self.is_host_memory = self.calls_lapack = self.runs_on_cpu and chosen.plugin_path is None
         self._sharding = _OneDevice(self.device)
         self._devices = compat.xla.DeviceList((self.device,))
         self._device_list = [self.device]
         self._copy_semantics = compat.xla.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
-        self.fingerprint = fingerprint.of_client(self.device)
+        self.fingerprint = fingerprint.of_client(self.device, _library_without_version(chosen))
+        self._unknown_options: set[str] = set()
         self._executables: weakref.WeakValueDictionary[str, Executable] = weakref.WeakValueDictionary()
         self._mappings = mappings.Watch()
         self.disk_cache = disk_cache.from_environment()
@@ -194,6 +202,7 @@ class Client:
         """The contents of `buffer`, after waiting for it. Read-only, and on XLA:CPU the buffer's own memory."""
         if self.is_host_memory:
             return np.asarray(_HostMemory(buffer)).view(buffer.aval.dtype)
+        buffer.block_until_ready()  # raises where the program failed; the conversion would give None
         array: npt.NDArray[Any] = buffer._single_device_array_to_np_array_did_copy()[0]
         return array
 
@@ -224,7 +233,7 @@ class Client:
         if any(name.startswith("lapack_") for name in custom_calls):
             compat.register_lapack()
         chosen = dict(DEBUG_OPTIONS)
-        if self.is_host_memory:
+        if self.runs_on_cpu:
             chosen.update(CPU_OPTIONS)
         chosen.update(options or {})
         key = self._key(module, chosen)
@@ -238,7 +247,7 @@ class Client:
         return fingerprint.of_program(self.fingerprint, module, options.items())
 
     def _executable(self, key: str, module: Any, options: Options, results: list[Aval]) -> Executable:
-        if self.is_host_memory and forget_programs is not None and self._mappings.is_near_limit():
+        if self.runs_on_cpu and forget_programs is not None and self._mappings.is_near_limit():
             metrics.count("programs_forgotten")
             forget_programs()
         loaded = self._load_or_compile(key, module, options)
@@ -247,18 +256,17 @@ class Client:
 
     def _load_or_compile(self, key: str, module: Any, options: Options) -> Any:
         """The program of this key from the disk cache, else compiled and stored there."""
-        compile_options = self._compile_options(options)
         cache = self.disk_cache
         if cache is None:
-            return self._compile(module, compile_options)
-        loaded = self._load(cache, key, compile_options)
+            return self._compile(module, options)
+        loaded = self._load(cache, key, options)
         if loaded is not None:
             return loaded
         with cache.lock(key):
             # Another process may have compiled it while this one waited.
-            loaded = self._load(cache, key, compile_options)
+            loaded = self._load(cache, key, options)
             if loaded is None:
-                loaded = self._compile(module, compile_options)
+                loaded = self._compile(module, options)
                 cache.write(key, compat.serialize(self._client, loaded))
         return loaded
 
@@ -266,22 +274,42 @@ class Client:
         compile_options = compat.CompileOptions()
         compile_options.num_replicas = 1
         compile_options.num_partitions = 1
-        compile_options.env_option_overrides = list(options.items())
+        known = [(name, value) for name, value in options.items() if name not in self._unknown_options]
+        compile_options.env_option_overrides = known
         return compile_options
 
-    def _compile(self, module: Any, compile_options: Any) -> Any:
+    def _with_options(self, options: Options, use: Callable[[Any], Any]) -> Any:
+        """What `use` makes of the compile options; without those that this compiler, of another version, lacks."""
+        while True:
+            try:
+                return use(self._compile_options(options))
+            except client_errors() as error:
+                lacking = _LACKS_OPTION.search(str(error))
+                name = lacking and (lacking[1] or lacking[2])
+                if name not in options.keys() - self._unknown_options:
+                    raise
+                self._unknown_options.add(str(name))
+
+    def _compile(self, module: Any, options: Options) -> Any:
+        def compiled(compile_options: Any) -> Any:
+            return self._client.compile_and_load(module, self._devices, compile_options)
+
         with metrics.timed("compile_seconds"):
-            loaded = self._client.compile_and_load(module, self._devices, compile_options)
+            loaded = self._with_options(options, compiled)
         metrics.count("compile")
         return loaded
 
-    def _load(self, cache: disk_cache.DiskCache, key: str, compile_options: Any) -> Any:
+    def _load(self, cache: disk_cache.DiskCache, key: str, options: Options) -> Any:
         payload = cache.read(key)
         if payload is None:
             return None
+
+        def deserialized(compile_options: Any) -> Any:
+            return self._client.deserialize_executable(payload, self._devices, compile_options)
+
         try:
             with metrics.timed("disk_cache_seconds"):
-                loaded = self._client.deserialize_executable(payload, self._devices, compile_options)
+                loaded = self._with_options(options, deserialized)
         except client_errors() as error:
             cache.reject(key, f"can't be loaded ({str(error).splitlines()[0]})")
             return None
@@ -321,8 +349,31 @@ def _make_client(chosen: platform.Platform) -> Any:
         if not chosen.chips:
             # libtpu would ask Google's metadata server for minutes before saying that there is no TPU.
             os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    load_plugin(chosen.name, chosen.plugin_path)
-    return compat.xla.get_c_api_client(chosen.name, {}, None)
+    with _quiet_log():
+        load_plugin(chosen.name, chosen.plugin_path)
+        return compat.xla.get_c_api_client(chosen.name, {}, None)
+
+
+@contextlib.contextmanager
+def _quiet_log() -> Iterator[None]:
+    """Keeps the log of a plug-in that starts inside to what is fatal: errors come as exceptions.
+
+    XLA:CPU would write four kilobytes for each program from the disk cache, about flags that are no processor features.
+    The package's own setting is "1"; another one is the user's.
+    """
+    said = os.environ.get(_LOG_LEVEL)
+    if said == "1":
+        os.environ[_LOG_LEVEL] = "3"
+    try:
+        yield
+    finally:
+        if said == "1":
+            os.environ[_LOG_LEVEL] = said
+
+
+def _library_without_version(chosen: platform.Platform) -> Path | None:
+    """A plug-in that doesn't say which build it is; libtpu does."""
+    return None if chosen.name in ("tpu", "topology") else chosen.plugin_path
 
 
 def load_plugin(name: str, path: Path | None) -> None:

@@ -44,8 +44,18 @@ def own_sources() -> str:
     return digest.hexdigest()
 
 
-def of_client(device: Any) -> str:
-    """What a device and its PJRT client contribute: the compiler's version, the processor, the process's XLA flags."""
+def of_library(path: Path) -> str:
+    """The digest of a plug-in's shared library: what it says of its version may be nothing ("PJRT C API")."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()
+
+
+def of_client(device: Any, library: Path | None = None) -> str:
+    """What a device and its PJRT client contribute: the compiler's version, the processor, the process's XLA flags.
+
+    Args:
+        library: a plug-in whose version has to be read from its file.
+    """
     client = device.client
     parts = [
         client.platform,
@@ -54,6 +64,8 @@ def of_client(device: Any) -> str:
         *(f"{package} {_version(package)}" for package in ("jaxlib", "libtpu", "torch-tpu")),
         *(f"{name}={os.environ.get(name, '')}" for name in FLAG_VARIABLES),
     ]
+    if library is not None:
+        parts.append(of_library(library))
     if client.platform == "cpu":
         # XLA:CPU splits work by the number of threads, which is that of the processors this process may use.
         parts += [host_processor(), str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0)]

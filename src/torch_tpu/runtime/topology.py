@@ -190,7 +190,7 @@ class TopologyClient(Client):
         # Programs may be compiled by several threads at the same time, which one MLIR context does not allow.
         own = compat.module_of_its_own(fingerprint.bytecode(module))
         began = time.perf_counter()
-        compiled = self._client.compile(own, self._devices, self._compile_options(options))
+        compiled = self._with_options(options, lambda known: self._client.compile(own, self._devices, known))
         seconds = time.perf_counter() - began
         metrics.count("compile")
         metrics.add_seconds("compile_seconds", seconds)
