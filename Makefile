@@ -13,21 +13,28 @@ INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
 demo: $(READY)
 	$(BIN)/torch-tpu demo --output demo-output
 
+# What to run on: PLATFORM=xcpu is a PJRT plug-in for the CPU, reached as libtpu is. Without it, `make test` runs on
+# XLA:CPU inside jaxlib, and the files named here on the plug-in too.
+PLATFORM ?=
+ON = $(if $(PLATFORM),--platform $(PLATFORM))
 # One test file stays in one process, so a file may rely on the order of its own tests and on its own caches.
+PYTEST := $(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile
+ON_PLUGIN_TOO := tests/plugin
+
 test: $(READY)
-	$(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile
+	$(PYTEST) $(ON); status=$$?; $(if $(PLATFORM),,$(PYTEST) --platform xcpu $(ON_PLUGIN_TOO) &&) exit $$status
 
 # Tiny models of all families in tests/compile/families.py, compiled; `make test` takes a few of them.
 families: $(READY)
-	$(BIN)/python -m pytest -q -n logical --maxprocesses 4 -m '' tests/compile/test_models.py tests/compile/test_padded_families.py tests/compile/test_generate.py
+	$(PYTEST) -m '' $(ON) tests/compile/test_models.py tests/compile/test_padded_families.py tests/compile/test_generate.py
 
 # Continues where it stopped. Options: make conformance OPTIONS="--ops '^linalg' --dtypes float32 --samples 3"
 # The random programs run whether or not the database found differences.
-# In another execution mode: make conformance MODE=fused
+# In another execution mode: make conformance MODE=fused; on the plug-in: make conformance PLATFORM=xcpu
 MODE ?= strict
 conformance: $(READY)
-	$(BIN)/python -m tests.conformance --mode $(MODE) $(OPTIONS); database=$$?; \
-		$(BIN)/python -m tests.programs --mode $(MODE) --count 2000 && exit $$database
+	$(BIN)/python -m tests.conformance --mode $(MODE) $(ON) $(OPTIONS); database=$$?; \
+		$(BIN)/python -m tests.programs --mode $(MODE) $(ON) --count 2000 && exit $$database
 
 # Compiles the programs of PyTorch's test database for TPUs that are not there; continues where it stopped.
 # make tpu-check OPTIONS=--table=docs/tpu-operators.md also writes the page.

@@ -1,0 +1,1 @@
+"""What differs on a PJRT plug-in: collected with `--platform xcpu` alone."""
