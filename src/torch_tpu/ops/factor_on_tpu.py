@@ -1,4 +1,4 @@
-"""Factorisations of (batches of) matrices as the TPU compiler knows them, with LAPACK's results.
+"""Factorisations of (batches of) matrices as XLA knows them, for where there is no LAPACK, with LAPACK's results.
 
 XLA replaces calls of "Qr", "ProductOfElementaryHouseholderReflectors" and "Eigh" by loops, on every platform;
 "LuDecomposition" on TPUs only. What they take and return is what JAX (`jax._src.lax.linalg`) writes and reads.
