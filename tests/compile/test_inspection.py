@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 import torch
 from rich.console import Console
 from torch import nn
@@ -21,15 +22,23 @@ def test_forward_and_backward_of_a_module() -> None:
     assert "stablehlo.tanh" in forward.stablehlo
     assert "ENTRY" in forward.hlo
     assert forward.analysis is not None
-    # Two products of 32 rows: 2·8·16 and 2·16·4 operations a row, and what is added to them.
-    assert 32 * (256 + 128) <= forward.analysis.flops < 32 * (256 + 128) * 2
     assert forward.analysis.argument_bytes >= 4 * (8 * 16 + 16 + 16 * 4 + 4 + 32 * 8)
-    assert shown.cost["flops"] > forward.analysis.flops
     torch.testing.assert_close(shown.result, model(x))
     assert model[0].weight.grad is None
     for text in (str(shown), _rendered(shown)):
         assert "backward" in text
         assert "stablehlo" in text
+
+
+@pytest.mark.jaxlib_cpu("a plug-in need not estimate the cost of a program, and the one tested does not")
+def test_the_cost_of_forward_and_backward() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).to("tpu")
+    shown = tpu_compile.debug(model, torch.randn(32, 8, device="tpu"))
+    forward = shown.programs[0].analysis
+    assert forward is not None
+    # Two products of 32 rows: 2·8·16 and 2·16·4 operations a row, and what is added to them.
+    assert 32 * (256 + 128) <= forward.flops < 32 * (256 + 128) * 2
+    assert shown.cost["flops"] > forward.flops
 
 
 def test_what_is_called_twice_is_compiled_twice() -> None:

@@ -11,6 +11,9 @@ from tests.compare import check, check_opinfo, no_fallback
 from torch_tpu.eager import execute
 from torch_tpu.eager.plan import Plan
 
+# tests/ops/test_factor_on_tpu.py has what stands in for LAPACK, tests/plugin/ what runs on the host.
+pytestmark = pytest.mark.jaxlib_cpu("programs of a plug-in can't call jaxlib's LAPACK")
+
 CLOSE = {"rtol": 2e-3, "atol": 1e-4}
 DOUBLE = {"rtol": 1e-7, "atol": 1e-8}
 

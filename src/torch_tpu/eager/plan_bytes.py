@@ -17,9 +17,8 @@ from typing import Any
 
 import torch
 
-from torch_tpu.eager.plan import Alias, Call, Fresh, Plan, data_dtype
+from torch_tpu.eager.plan import Alias, Call, Fresh, Plan, data_dtype, new_target
 from torch_tpu.hlo import module, strided, types
-from torch_tpu.runtime.client import client
 from torch_tpu.tensor.storage import Geometry, geometry
 
 MAGIC = b"torch_tpu plan 1\n"
@@ -166,7 +165,7 @@ class _Reader:
         numbers: list[module.Spec] = [((call.inputs[i].starts,), torch.int32) for i in starts]
         numbers += [((), data_dtype(call.data[i], call.wide)) for i in data]
         numbers += [((), call.hosts[i]) for i in hosts]
-        target = module.Target(client().platform_name)
+        target = new_target()
         target.custom_calls = set(map(self._text, self._list(header["custom_calls"])))
         target.reads_precision = self._bool(header["reads_precision"])
         writes = tuple(map(self._write, self._list(header["writes"])))
