@@ -19,7 +19,9 @@ PLATFORM ?=
 ON = $(if $(PLATFORM),--platform $(PLATFORM))
 # One test file stays in one process, so a file may rely on the order of its own tests and on its own caches.
 PYTEST := $(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile
-ON_PLUGIN_TOO := tests/plugin
+ON_PLUGIN_TOO := tests/plugin tests/compile/test_backend.py tests/device/test_fork.py tests/device/test_threads.py \
+	tests/eager/test_donation.py tests/eager/test_late_failures.py tests/eager/test_simple_calls.py \
+	tests/reports/test_errors.py
 
 test: $(READY)
 	$(PYTEST) $(ON); status=$$?; $(if $(PLATFORM),,$(PYTEST) --platform xcpu $(ON_PLUGIN_TOO) &&) exit $$status
