@@ -88,8 +88,12 @@ def test_doctor_explains_missing_permission(monkeypatch, chips, tmp_path):
 
 def test_doctor_tells_who_holds_the_chips(monkeypatch, chips):
     monkeypatch.setattr(diagnosis, "holders", lambda files: {4711: "python3"})
-    done = subprocess.CompletedProcess([], 0, json.dumps([1, "TPU v5e", 2**34]), "")
-    monkeypatch.setattr(cli.subprocess, "run", lambda *args, **kwargs: done)
+    answers = {cli.PROBE: [1, "TPU v5e", 2**34], cli.PATCHES_PROBE: []}
+
+    def answer(command, **kwargs):
+        return subprocess.CompletedProcess(command, 0, json.dumps(answers[command[-1]]), "")
+
+    monkeypatch.setattr(cli.subprocess, "run", answer)
     shown = report(monkeypatch, Path(sys.executable), chips)
     assert "open in python3 (process 4711)" in shown.stdout
     assert "TPU_VISIBLE_CHIPS" in shown.stdout

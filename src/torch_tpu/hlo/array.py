@@ -144,10 +144,11 @@ def constant(value: Number | npt.ArrayLike, dtype: torch.dtype, shape: Sequence[
 def known_number(x: Array) -> Number | None:
     """The number that all elements of a constant are; None for anything else."""
     operation = x.value.owner
-    if isinstance(operation, ir.Block) or operation.name != "stablehlo.constant":
+    # MLIR's Python bindings can't read complex constants.
+    if isinstance(operation, ir.Block) or operation.name != "stablehlo.constant" or x.dtype.is_complex:
         return None
     elements = ir.DenseElementsAttr(operation.attributes["value"])
-    if not elements.is_splat or x.dtype.is_complex:
+    if not elements.is_splat:
         return None
     splat: Any = elements.get_splat_value()
     number: Number = splat.value
