@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from torch_tpu.compile.graph import GraphProgram, Stored
 from torch_tpu.compile.layers import Layers
 from torch_tpu.compile.stored_graph import NAMESPACES, Unstorable
 from torch_tpu.metrics import programs
+from torch_tpu.metrics.user_warnings import warn
 from torch_tpu.runtime import fingerprint, private_folder
 from torch_tpu.runtime.client import client
 
@@ -93,10 +93,9 @@ def _errors_told() -> Iterator[None]:
     except BypassAOTAutogradCache:
         raise
     except Exception as error:
-        warnings.warn(
+        warn(
             f"internal error of torch_tpu: a graph can't go through AOTAutograd's cache and is compiled anew in each "
-            f"process ({type(error).__name__}: {error}).",
-            stacklevel=2,
+            f"process ({type(error).__name__}: {error})."
         )
         raise
 
@@ -173,11 +172,10 @@ def _is_private() -> bool:
         metrics.count("autograd_cache_refused")
         if whole not in _warned and len(_warned) < _MOST_WARNED:
             _warned.add(whole)
-            warnings.warn(
+            warn(
                 f"torch_tpu does not use AOTAutograd's cache in {whole}, and captures graphs anew: {error}, and what "
                 f"somebody else wrote there would run as code. `{error.remedy}` makes it usable, if you trust what is "
-                "there; TORCHINDUCTOR_CACHE_DIR names another folder.",
-                stacklevel=2,
+                "there; TORCHINDUCTOR_CACHE_DIR names another folder."
             )
         return False
     except OSError:

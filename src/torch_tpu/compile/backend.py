@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch_tpu.compile.graph import GraphProgram
 from torch_tpu.compile.on_device import is_on_device
 from torch_tpu.compile.recompute import delay_recomputation, one_by_one, partition
 from torch_tpu.metrics import programs
+from torch_tpu.metrics.user_warnings import warn
 from torch_tpu.patching import registry
 
 MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -111,7 +111,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
                 f"unknown option {name!r} of torch.compile: the backend 'tpu' has 'buckets', and Inductor's are "
                 "named by torch._inductor.list_options()"
             )
-    warnings.warn(f"options of Inductor mean nothing on 'tpu': {', '.join(options)} ignored", stacklevel=3)
+    warn(f"options of Inductor mean nothing on 'tpu': {', '.join(options)} ignored")
 
 
 _graphs = itertools.count()

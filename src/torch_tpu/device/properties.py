@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
 import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -74,24 +72,13 @@ class DeviceProperties:
 
 @functools.cache
 def _properties() -> DeviceProperties:
-    from torch_tpu.runtime import client, platform
+    from torch_tpu.runtime import client, limits, platform
 
     chosen = platform.choose(os.environ)
     # A stand-in's name does not depend on the device, so asking for it starts no client.
     generation = chosen.stand_in or chosen.generation(client.client().device_kind)
-    memory = host_memory()[1] if chosen.name == "cpu" else generation.hbm_bytes_per_device
+    memory = limits.host_memory()[1] if chosen.name == "cpu" else generation.hbm_bytes_per_device
     return DeviceProperties(generation.name, chosen.name, memory)
-
-
-def host_memory() -> tuple[int, int]:
-    """Free and total bytes of this machine's memory."""
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    # Linux counts memory it holds as a file cache as available; elsewhere the number is not to be had.
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024, total
-    return total, total
 
 
 def get_device_properties(device: Any = None) -> DeviceProperties:

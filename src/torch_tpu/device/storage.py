@@ -25,11 +25,13 @@ def _new(cls: type, *args: Any, **kwargs: Any) -> Any:
     if device is None or torch.device(device).type != "tpu":
         return _base.__new__(cls, *args, **kwargs)
     from torch_tpu.device.index import check_index
+    from torch_tpu.tensor.errors import check_fits
     from torch_tpu.tensor.storage import new_storage, uninitialised
 
     check_index(torch.device(device).index)
     content = args[0] if args else 0
     if isinstance(content, int):
+        check_fits(content)
         return new_storage(content, uninitialised(content))
     on_cpu = _base.__new__(cls, content)
     made = new_storage(_base_nbytes(on_cpu), uninitialised(_base_nbytes(on_cpu)))

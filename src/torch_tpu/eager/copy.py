@@ -10,7 +10,8 @@ from torch_tpu import metrics
 from torch_tpu.eager.kernels import kernel, program
 from torch_tpu.eager.memory import check_device
 from torch_tpu.hlo.strided import is_dense
-from torch_tpu.tensor.errors import device_mismatch
+from torch_tpu.metrics.user_warnings import warn
+from torch_tpu.tensor.errors import device_mismatch, no_such_tensors
 from torch_tpu.tensor.storage import Content, Value, geometry, new_tensor, value_of
 from torch_tpu.tensor.transfer import from_host, host_view, upload
 
@@ -33,9 +34,17 @@ def _whole_value(t: torch.Tensor) -> Content | None:
     return None
 
 
+def _real(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The real part of what is to become real, with PyTorch's warning, which would name a line of this file."""
+    if not t.is_complex() or dtype.is_complex or dtype is torch.bool:
+        return t
+    warn("Casting complex values to real discards the imaginary part")
+    return t.real
+
+
 def write_from_host(dst: torch.Tensor, host: torch.Tensor) -> None:
     """Writes a host tensor (broadcast and converted) into a device tensor."""
-    host = host.detach().to(dst.dtype)
+    host = _real(host.detach(), dst.dtype).to(dst.dtype)
     if host.shape != dst.shape:
         torch.empty(dst.shape, device="meta").copy_(host.to("meta"))  # raises what the CPU does
         host = host.expand(dst.shape)
@@ -67,11 +76,11 @@ def copy_(dst: torch.Tensor, src: torch.Tensor | complex, non_blocking: bool = F
         if value is not None and same and owns_storage(dst):
             dst.untyped_storage().value = value  # type: ignore[attr-defined]
             return dst
-        program(aten.copy_.default)(dst, src)
+        program(aten.copy_.default)(dst, _real(src, dst.dtype))
     elif dst.device.type == "tpu":
         write_from_host(dst, src)
     else:
-        dst.copy_(host_view(src))
+        dst.copy_(_real(host_view(src), dst.dtype))
     return dst
 
 
@@ -127,11 +136,12 @@ def _to_copy(
     if device is not None and device.type == "tpu":
         check_device(device)
     if layout not in (None, torch.strided):
-        raise NotImplementedError(f"the tpu device has no {layout} tensors; move the tensor to the CPU first")
+        raise no_such_tensors(layout)
     if device is not None and device.type != "tpu":
         if memory_format in (None, torch.preserve_format):
             if is_dense(t.shape, t.stride()):
-                result = torch.empty_strided(t.shape, t.stride(), dtype=dtype, device=device)
+                # Called like this, what PyTorch warns of names the user's line.
+                result = aten.empty_strided.default(t.shape, t.stride(), dtype=dtype, device=device)
             else:
                 result = torch.empty_like(t, dtype=dtype, device=device)
         else:
@@ -140,12 +150,12 @@ def _to_copy(
     if t.device.type == "cpu":
         if memory_format not in (None, torch.preserve_format):
             t = t.contiguous(memory_format=memory_format)
-        return from_host(t.detach().to(dtype).resolve_conj().resolve_neg())
+        return from_host(_real(t.detach(), dtype).to(dtype).resolve_conj().resolve_neg())
     if t.is_conj() or t.is_neg():
         t = _physical(t)
     if dtype is t.dtype:
         return clone(t, memory_format=memory_format)
-    return program(aten._to_copy.default)(t, dtype=dtype, memory_format=memory_format)
+    return program(aten._to_copy.default)(_real(t, dtype), dtype=dtype, memory_format=memory_format)
 
 
 @kernel("_local_scalar_dense")

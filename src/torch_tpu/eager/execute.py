@@ -26,7 +26,7 @@ from torch_tpu.metrics import programs
 from torch_tpu.ops.derived import IsData
 from torch_tpu.runtime import client as runtime_client
 from torch_tpu.runtime.client import Buffer, client, client_errors, launch
-from torch_tpu.tensor.errors import device_mismatch, translate
+from torch_tpu.tensor.errors import check_fits, device_mismatch, translate
 from torch_tpu.tensor.storage import (
     UNSHARED,
     Content,
@@ -249,6 +249,7 @@ def find_plan(key: tuple[Any, ...], sig: CallSignature, make: Callable[[], Call]
             if plan is None:
                 plan = make_plan(call)
                 stored_plans.keep(call, plan)
+            check_fits(plan.nbytes)
             if mode.fused:
                 plan.call = call
             else:

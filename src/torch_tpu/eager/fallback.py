@@ -1,4 +1,4 @@
-"""Operators without a lowering run on the CPU: counted, and named in one warning each.
+"""Operators without a lowering run on the CPU: counted, and named in a warning for each line that calls one.
 
 `TORCH_TPU_FALLBACK` is `warn` (default), `allow` (no warning) or `error`.
 """
@@ -18,11 +18,11 @@ from torch_tpu.eager import copy
 from torch_tpu.metrics import places
 from torch_tpu.metrics.places import Place
 from torch_tpu.ops.judgement import on_cpu
+from torch_tpu.metrics.user_warnings import warn
 from torch_tpu.ops.schema import bind, call, signature
 from torch_tpu.runtime.client import client
+from torch_tpu.tensor.errors import no_such_tensors
 from torch_tpu.tensor.transfer import from_host, host_view, to_host
-
-_warned: set[str] = set()
 
 
 def policy() -> str:
@@ -48,7 +48,8 @@ def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], 
             raise
         moved.clear()
         result = _run(func, args, kwargs, moved, "cpu")  # it has no meta kernel, or its shapes depend on data
-    # What the CPU refuses too is no matter of the fallback.
+    _check_kind(result, name)
+    # What the CPU or the device refuses is no matter of the fallback.
     admit(name, reason, places.here_or_backward())
 
     originals: dict[int, torch.Tensor] = {}
@@ -61,7 +62,7 @@ def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], 
 
 
 def admit(name: str, reason: str, place: Place) -> None:
-    """Counts an operator that has run on the CPU, and says so once.
+    """Counts an operator that has run on the CPU, and says so.
 
     Args:
         place: the user's line that called it.
@@ -76,12 +77,11 @@ def admit(name: str, reason: str, place: Place) -> None:
             "TORCH_TPU_FALLBACK=error forbids running it on the CPU."
         )
     metrics.note("fallback", name, reason, place)
-    if chosen == "warn" and name not in _warned:
-        _warned.add(name)
-        warnings.warn(
-            f"{name} runs on the CPU (first at {places.where(place)}): {reason}. "
+    if chosen == "warn":
+        warn(
+            f"{name} runs on the CPU: {reason}. "
             "torch_tpu.metrics.report() counts such calls; TORCH_TPU_FALLBACK=allow silences this.",
-            stacklevel=4,
+            place=place,
         )
 
 
@@ -100,6 +100,8 @@ def as_cpu_raises(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any
 
     Users know these words, and programs catch these types; PyTorch's meta kernels often use others.
     """
+    if isinstance(error, torch.OutOfMemoryError):
+        return error
     return cpu_error(func, args, kwargs) or error
 
 
@@ -211,14 +213,23 @@ def _write_back(written: bool, value: Any, moved: dict[int, torch.Tensor], origi
             copy.write_from_host(value, host)
 
 
+def _check_kind(result: Any, name: str) -> None:
+    """Raises for tensors that the device has not."""
+    if isinstance(result, (list, tuple)):
+        for r in result:
+            _check_kind(r, name)
+    elif isinstance(result, torch.Tensor):
+        if result.layout is not torch.strided or result.is_quantized:
+            raise no_such_tensors(result.dtype if result.is_quantized else result.layout, name)
+        if result.is_nested:
+            raise no_such_tensors("strided nested", name)
+
+
 def _to_device(result: Any, originals: dict[int, torch.Tensor]) -> Any:
     if isinstance(result, torch.Tensor):
         original = originals.get(id(result))
         if original is not None:
             return original
-        if result.layout is not torch.strided or result.is_quantized:
-            kind = result.dtype if result.is_quantized else result.layout
-            raise NotImplementedError(f"the tpu device has no {kind} tensors; move the input to the CPU with .cpu()")
         if result.device.type == "meta":
             return torch.zeros_like(result, device="tpu")
         return from_host(result)

@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 
 from torch_tpu.eager.fallback import run_on_cpu
 from torch_tpu.eager.kernels import HANDWRITTEN, kernel
+from torch_tpu.tensor.errors import no_such_tensors
 from torch_tpu.tensor.transfer import from_host
 
 aten = torch.ops.aten
@@ -62,6 +63,46 @@ for _func in (
     aten.fbgemm_pack_quantized_matrix.KN,
 ):
     kernel(_func.name().partition("::")[2])(Refused(_func))
+
+
+class OfAnotherKind(Refused):
+    """The kernel of an overload that makes a tensor of a kind the device has not, or computes with such."""
+
+    def __init__(self, func: OpOverload, kind: str) -> None:
+        super().__init__(func)
+        self.kind = kind
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise no_such_tensors(self.kind, self.func.name().removesuffix(".default"))
+
+
+# What arrives at the device's key though the tensor that it is about would have another; see `device.other_kinds`.
+for _kind, _functions in {
+    "strided nested": (
+        aten._nested_tensor_from_tensor_list.default,
+        aten._nested_from_padded.default,
+        aten._nested_from_padded_and_nested_example.default,
+        aten._nested_view_from_buffer.default,
+        aten._nested_view_from_buffer_copy.default,
+    ),
+    "sparse compressed": (
+        aten._sparse_compressed_tensor_unsafe.default,
+        aten._sparse_csr_tensor_unsafe.default,
+        aten._sparse_csc_tensor_unsafe.default,
+        aten._sparse_bsr_tensor_unsafe.default,
+        aten._sparse_bsc_tensor_unsafe.default,
+        aten.sparse_compressed_tensor.comp_plain_value,
+        aten.sparse_compressed_tensor.comp_plain_value_size,
+    ),
+    "torch.sparse_coo": (
+        aten.hspmm.default,
+        aten._sparse_softmax.default,
+        aten._sparse_log_softmax.default,
+        aten.sparse_resize_.default,
+    ),
+}.items():
+    for _func in _functions:
+        kernel(_func.name().partition("::")[2])(OfAnotherKind(_func, _kind))
 
 
 @kernel("_saturate_weight_to_fp16")

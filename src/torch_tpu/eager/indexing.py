@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from torch_tpu.eager.kernels import kernel, program
+from torch_tpu.metrics.user_warnings import warn
 from torch_tpu.tensor.errors import device_mismatch
 from torch_tpu.tensor.transfer import host_view
 
@@ -53,9 +53,7 @@ def _positions(x: torch.Tensor, indices: _Indices) -> list[torch.Tensor | None]:
 
 def _check_mask(x: torch.Tensor, dim: int, mask: torch.Tensor, position: int) -> None:
     if mask.dtype is torch.uint8:
-        warnings.warn(
-            "indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead.", stacklevel=3
-        )
+        warn("indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead.")
     for d, size in enumerate(mask.shape):
         if dim + d >= x.dim() or x.shape[dim + d] != size:
             raise IndexError(
@@ -78,6 +76,8 @@ def _single_mask(x: torch.Tensor, indices: _Indices, values: torch.Tensor) -> to
     if len(given) != 1 or not _is_mask(given[0]) or values.numel() != 1 or values.dtype is not x.dtype:
         return None
     mask = given[0]
+    if mask.dtype is torch.uint8:
+        raise RuntimeError("masked_fill_ only supports boolean masks, but got mask with dtype unsigned char")
     before = next(d for d, i in enumerate(indices) if i is not None)
     _check_mask(x, before, mask, 0)
     return mask.to(x.device, torch.bool).reshape(mask.shape + (1,) * (x.dim() - before - mask.dim()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,9 +13,11 @@ from torch_tpu.eager.kernels import kernel
 from torch_tpu.hlo import strided, types
 from torch_tpu.ops import uninitialised
 from torch_tpu.tensor import storage as st
+from torch_tpu.tensor.errors import check_fits, no_such_tensors
 from torch_tpu.tensor.storage import empty_tensor, new_storage, set_geometry, value_of
 
 _HOST_KERNELS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_ELEMENTS_OF_ANY_DEVICE = 2**30
 
 
 def check_device(device: torch.device | None) -> None:
@@ -28,7 +31,7 @@ def _checked(device: torch.device | None, layout: torch.layout | None, dtype: to
         hooks.forked()
     check_device(device)
     if layout not in (None, torch.strided):
-        raise NotImplementedError(f"the tpu device has no {layout} tensors; make the tensor on the CPU")
+        raise no_such_tensors(layout)
     dtype = dtype or torch.get_default_dtype()
     types.numpy_dtype(dtype)
     return dtype
@@ -48,9 +51,16 @@ def empty(
     if any(s < 0 for s in size):
         raise RuntimeError(f"Trying to create tensor with negative dimension {min(size)}: {list(size)}")
     if memory_format in (None, torch.contiguous_format, torch.preserve_format):
-        return _filled(empty_tensor(size, strided.contiguous_strides(size), dtype))
+        return _empty(size, strided.contiguous_strides(size), dtype)
     like = torch.empty(size, dtype=dtype, device="meta", memory_format=memory_format)
-    return _filled(empty_tensor(size, like.stride(), dtype))
+    return _empty(size, like.stride(), dtype)
+
+
+def _empty(size: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    # Nothing is allocated before it is written or read; what can never be is refused at once.
+    if math.prod(size) > _ELEMENTS_OF_ANY_DEVICE:
+        check_fits(math.prod(size) * dtype.itemsize)
+    return _filled(empty_tensor(size, strides, dtype))
 
 
 def _filled(t: torch.Tensor) -> torch.Tensor:
@@ -71,7 +81,7 @@ def empty_strided(
     device: torch.device | None = None,
     pin_memory: bool | None = None,
 ) -> torch.Tensor:
-    return _filled(empty_tensor(tuple(size), tuple(stride), _checked(device, layout, dtype)))
+    return _empty(tuple(size), tuple(stride), _checked(device, layout, dtype))
 
 
 def host_metadata_kernel(func: Any) -> Callable[..., torch.Tensor]:
@@ -142,6 +152,7 @@ def resize_(t: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory
     storage, offset = t.untyped_storage(), int(t.storage_offset())
     needed = strided.storage_elements(size, strides, offset) * t.element_size()
     if needed > storage.nbytes():
+        check_fits(needed)
         old = value_of(storage)
         larger = new_storage(needed, st.uninitialised(needed, t.dtype))
         count = storage.nbytes() // t.element_size()

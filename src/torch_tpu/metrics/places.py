@@ -19,6 +19,8 @@ _TORCH = tuple(os.path.join(folder, "") for folder in (_torch and _torch.submodu
 _PACKAGES = ("site-packages", "dist-packages")
 # Frozen modules, and what FX generates.
 _GENERATED = ("<frozen", "<eval_with_key")
+# Installed with torch, and around its deprecated functions.
+_AROUND_TORCH = (os.sep + "typing_extensions.py",)
 
 _user_files: dict[str, bool] = {}
 
@@ -31,6 +33,7 @@ def is_user_code(code: CodeType) -> bool:
         if len(_user_files) > 65536:
             _user_files.clear()
         standard = name.startswith(_STANDARD_LIBRARY) and not any(p in name for p in _PACKAGES)
+        standard = standard or name.endswith(_AROUND_TORCH)
         found = _user_files[name] = not standard and not name.startswith((_OWN, *_TORCH, *_GENERATED))
     return found
 
@@ -55,14 +58,28 @@ def here_or_backward() -> Place:
     return here(2) or next(filter(None, map(_of_backward, sys._current_frames().values())), None)
 
 
+def user_frame() -> FrameType | None:
+    """The frame of `here_or_backward`."""
+    found = _innermost_of_user(sys._getframe(1))
+    return found or next(filter(None, map(_frame_of_backward, sys._current_frames().values())), None)
+
+
 def _of_backward(innermost: FrameType) -> Place:
+    frame = _frame_of_backward(innermost)
+    return None if frame is None else (frame.f_code, frame.f_lasti)
+
+
+def _frame_of_backward(innermost: FrameType) -> FrameType | None:
     """Where the user's program called `backward`, in a thread whose innermost frame is inside of that."""
     if not innermost.f_code.co_filename.endswith(os.path.join("torch", "autograd", "graph.py")):
         return None
-    frame: FrameType | None = innermost
+    return _innermost_of_user(innermost)
+
+
+def _innermost_of_user(frame: FrameType | None) -> FrameType | None:
     while frame is not None and not is_user_code(frame.f_code):
         frame = frame.f_back
-    return None if frame is None else (frame.f_code, frame.f_lasti)
+    return frame
 
 
 def line_of(place: Place) -> int:

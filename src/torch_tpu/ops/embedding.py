@@ -181,7 +181,7 @@ def embedding_bag_backward(
     padding_idx: int = -1,
 ) -> Array:
     if sparse:
-        raise NotImplementedError("sparse gradients of an embedding bag: the tpu device has no sparse tensors")
+        raise NotImplementedError("its gradient is sparse")
     return embedding_bag_dense_backward(
         grad,
         indices,

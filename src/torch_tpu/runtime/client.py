@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tpu import metrics
-from torch_tpu.runtime import analysis, compat, disk_cache, fingerprint, heap, mappings, memory, platform
+from torch_tpu.runtime import analysis, compat, disk_cache, fingerprint, heap, limits, mappings, memory, platform
 
 Buffer = Any
 Options = Mapping[str, str | bool | int | float]
@@ -150,6 +150,7 @@ class Client:
         is_host_memory: Whether buffers are read in place. A plug-in may keep them where it likes.
         calls_lapack: Whether programs can call jaxlib's LAPACK, of which a plug-in's compiler knows nothing.
         runs: Whether programs run; if not, buffers have shapes and no contents.
+        total_memory: Bytes that no value can exceed.
         fingerprint: What a program depends on besides its module and options (`runtime.fingerprint`).
         names_operators: Whether programs say which operator and line of the user's program each operation comes from.
     """
@@ -166,6 +167,7 @@ class Client:
         self.device_count: int = len(devices)
         self.runs_on_cpu = self.platform_name == "cpu"
         self.is_host_memory = self.calls_lapack = self.runs_on_cpu and chosen.plugin_path is None
+        self.total_memory = limits.of_device(chosen, self.device_kind)
         self._sharding = _OneDevice(self.device)
         self._devices = compat.xla.DeviceList((self.device,))
         self._device_list = [self.device]

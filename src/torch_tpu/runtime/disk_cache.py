@@ -14,7 +14,6 @@ import os
 import re
 import secrets
 import time
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ import filelock
 import platformdirs
 
 from torch_tpu import metrics
+from torch_tpu.metrics.user_warnings import warn
 from torch_tpu.runtime import private_folder
 from torch_tpu.runtime.private_folder import PRIVATE_FILE, NotPrivate
 
@@ -115,7 +115,7 @@ class DiskCache:
 
     def reject(self, key: str, why: str) -> None:
         """Removes an entry that can't be used."""
-        warnings.warn(f"torch_tpu compiles a program again: the cached {_name(key)} {why}.", stacklevel=2)
+        warn(f"torch_tpu compiles a program again: the cached {_name(key)} {why}.")
         self._remove(key[:2], _name(key))
 
     @contextlib.contextmanager
@@ -221,10 +221,7 @@ class DiskCache:
         metrics.count("disk_cache_refused")
         if "refused" not in self._warned:
             self._warned.add("refused")
-            warnings.warn(
-                f"torch_tpu does not use its cache of compiled programs, and compiles anew: {self._advice(error)}",
-                stacklevel=2,
-            )
+            warn(f"torch_tpu does not use its cache of compiled programs, and compiles anew: {self._advice(error)}")
 
     def _advice(self, error: NotPrivate) -> str:
         return (
@@ -237,10 +234,9 @@ class DiskCache:
         metrics.count(f"disk_cache_{what}_error")
         if what not in self._warned:
             self._warned.add(what)
-            warnings.warn(
+            warn(
                 f"torch_tpu's cache of compiled programs in {self.folder} {why}: programs are compiled anew. "
-                "TORCH_TPU_CACHE_DIR names another folder, or none if it is empty.",
-                stacklevel=2,
+                "TORCH_TPU_CACHE_DIR names another folder, or none if it is empty."
             )
 
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch_tpu.metrics.user_warnings import warn
 from torch_tpu.runtime.generations import BY_NAME, BY_PCI_ID, BY_TOPOLOGY, GENERATIONS, Generation
 
 PCI_DEVICES = Path("/sys/bus/pci/devices")
@@ -162,7 +162,7 @@ def _automatic(environ: Mapping[str, str], chips: tuple[Chip, ...]) -> Platform:
     if library is None:
         reason = f"{len(chips)} TPU chips on the PCI bus, but libtpu is not installed"
         # Without a word the program would run correctly, and far slower than its owner expects.
-        warnings.warn(f"{reason}: running on XLA:CPU. Run `pip install 'torch-tpu[tpu]'`.", stacklevel=3)
+        warn(f"{reason}: running on XLA:CPU. Run `pip install 'torch-tpu[tpu]'`.")
         return Platform("cpu", None, _stand_in(environ), chips, reason)
     return Platform("tpu", library, None, chips, f"{len(chips)} TPU chips on the PCI bus, and libtpu is installed")
 

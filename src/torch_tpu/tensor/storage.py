@@ -21,7 +21,8 @@ import torch
 from torch_tpu.hlo import types
 from torch_tpu.hlo.strided import is_dense, storage_elements
 from torch_tpu.runtime import memory
-from torch_tpu.runtime.client import Buffer, client
+from torch_tpu.runtime.client import Buffer, client, client_errors
+from torch_tpu.tensor.errors import translate
 
 _C: Any = torch._C
 _HOST_KERNELS = _C.DispatchKeySet(_C.DispatchKey.CPU)
@@ -42,7 +43,7 @@ _pointers = [itertools.count((k << 57) + (1 << k), 1 << k) for k in range(_LARGE
 
 def _addresses(nbytes: int) -> Iterator[int]:
     """Addresses for storages of this size that no other storage ever had; nothing is ever read from them."""
-    return _pointers[max((nbytes - 1).bit_length(), _SMALLEST)] if nbytes else itertools.repeat(0)
+    return _pointers[min(max((nbytes - 1).bit_length(), _SMALLEST), _LARGEST)] if nbytes else itertools.repeat(0)
 
 
 class Geometry:
@@ -157,7 +158,10 @@ class Value(Content):
     def initialised(self) -> Buffer:
         """The buffer; memory nobody has written becomes zeros."""
         if self.array is None:
-            zeros = client().zeros(tuple(self.sizes), types.numpy_dtype(self.dtype))
+            try:
+                zeros = client().zeros(tuple(self.sizes), types.numpy_dtype(self.dtype))
+            except (MemoryError, client_errors()) as error:
+                raise translate(error) from error
             with _making:
                 if self.array is None:
                     self.array = zeros
