@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -110,3 +112,75 @@ def test_eager_mode():
 def test_every_public_name_is_there():
     for name in torch.tpu.__all__:
         assert hasattr(torch.tpu, name)
+
+
+def test_every_function_of_the_accelerator_answers(run_python):
+    """None ends the process: functions that C++ implements for its own devices read what is not there."""
+    printed = run_python("""
+import torch
+x = torch.ones(1, device="tpu")
+a = torch.accelerator
+a.empty_host_cache()
+a.memory.empty_host_cache()
+a.empty_cache()
+a.synchronize()
+a.set_stream(a.current_stream())
+a.reset_peak_memory_stats()
+a.reset_accumulated_memory_stats()
+print(a.memory_allocated(), a.max_memory_allocated(), a.memory_reserved(), a.max_memory_reserved())
+c = torch._C
+print(c._accelerator_getDeviceIndex(), c._accelerator_hooks_device_count(), c._accelerator_hooks_get_current_device())
+print(c._accelerator_hooks_exchange_device(0), c._accelerator_hooks_maybe_exchange_device(-1))
+c._accelerator_hooks_set_current_device(0)
+for refused in (lambda: a.Graph(), lambda: a.memory._snapshot(), lambda: c._accelerator_hooks_set_current_device(3)):
+    try:
+        refused()
+    except RuntimeError as error:
+        print(type(error).__name__, error)
+""")
+    lines = printed.splitlines()
+    assert lines[0] == "4 4 4 4"
+    assert lines[1:3] == ["0 1 0", "0 0"]
+    assert "Graph is not supported" in lines[3]
+    assert lines[4].startswith("NotImplementedError torch.tpu.memory._snapshot: no history")
+    assert "invalid device tpu:3" in lines[5]
+
+
+def test_memory_summary_has_the_counts():
+    held = torch.ones(3, 1 << 20).to("tpu")
+    text = torch.tpu.memory_summary()
+    figures = dict(re.findall(r"^  (\S.*?) +([\d,.]+)(?: MiB)?$", text, re.MULTILINE))
+    assert float(figures["Allocated now"]) == round(torch.tpu.memory_allocated() / 2**20, 1)
+    assert float(figures["Peak"].replace(",", "")) == round(torch.tpu.max_memory_allocated() / 2**20, 1)
+    assert int(figures["Allocations"].replace(",", "")) == torch.tpu.memory_stats()["num_device_alloc"]
+    assert "float32[3, 1048576] = 12.0 MiB" in text
+    assert "float32[3, 1048576]" not in torch.tpu.memory_summary("tpu:0", abbreviated=True)
+    assert torch.tpu.memory.memory_stats_as_nested_dict()["allocated_bytes"]["all"]["current"] >= held.nbytes
+    assert torch.tpu.memory.get_allocator_backend() == "pjrt"
+    assert torch.tpu.memory.host_memory_stats() == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("_record_memory_history", ()),
+        ("_record_memory_history", ("state",)),
+        ("_snapshot", ()),
+        ("_dump_snapshot", ("file.pickle",)),
+        ("memory_snapshot", ()),
+        ("set_per_process_memory_fraction", (0.5,)),
+        ("caching_allocator_alloc", (64,)),
+        ("caching_allocator_delete", (0,)),
+        ("change_current_allocator", (None,)),
+        ("MemPool", ()),
+        ("use_mem_pool", (None,)),
+    ],
+)
+def test_what_needs_an_allocator_of_pytorch_is_refused_in_words(name, arguments):
+    with pytest.raises(NotImplementedError, match=rf"^torch\.tpu\.memory\.{name}: .*(memory|tensor)"):
+        getattr(torch.tpu.memory, name)(*arguments)
+
+
+def test_recording_memory_can_be_switched_off():
+    assert torch.tpu.memory._record_memory_history(enabled=None) is None
+    assert torch.tpu.memory._record_memory_history(None) is None

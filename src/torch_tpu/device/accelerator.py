@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torch_tpu.device import memory, properties, streams
+from torch_tpu.device import memory, no_allocator, properties, streams
 from torch_tpu.device.index import check_index
 from torch_tpu.patching.changes import Changes
 from torch_tpu.patching.needs import function
@@ -71,13 +71,33 @@ _replaced(
     "torch.accelerator counts and frees the device's memory",
     isAllocatorInitialized=lambda: True,
     emptyCache=memory.empty_cache,
+    emptyHostCache=memory.empty_cache,
     getDeviceStats=_device_stats,
     resetAccumulatedStats=memory.reset_accumulated_memory_stats,
     resetPeakStats=memory.reset_peak_memory_stats,
     getMemoryInfo=memory.mem_get_info,
 )
 _replaced(
+    "accelerator: hooks",
+    "PyTorch's own questions about the accelerator's devices have answers",
+    hooks_device_count=properties.device_count,
+    hooks_get_current_device=properties.current_device,
+    hooks_set_current_device=_set_device_index,
+    hooks_exchange_device=_exchange_device,
+    hooks_maybe_exchange_device=_exchange_device,
+)
+_replaced(
     "accelerator: capability",
     "torch.accelerator knows the device's dtypes",
     getDeviceCapability=_device_capability,
 )
+
+
+@optional(
+    "accelerator: snapshot",
+    "asking for a snapshot of the device's memory says what there is instead",
+    function("torch.accelerator.memory:_snapshot", "device"),
+)
+def refuse_snapshot(changes: Changes) -> None:
+    # Elsewhere this calls CUDA's.
+    changes.set(torch.accelerator.memory, "_snapshot", no_allocator.REFUSALS["_snapshot"])
