@@ -35,6 +35,8 @@ def register() -> None:
         generator,
         index,
         libraries,  # noqa: F401
+        nested,
+        other_kinds,
         stream_guard,  # noqa: F401
     )
     from torch_tpu.eager import gate, hooks
@@ -45,5 +47,7 @@ def register() -> None:
     hooks.check_index = index.check_index
     autocast.install()
     autograd_kernels.install()
+    other_kinds.install()
+    nested.install()
     fork.install()
     gate.install()

@@ -138,7 +138,7 @@ def fused_attention(
 
 @lower("_scaled_dot_product_fused_attention_overrideable_backward", static=["dropout_p"])
 def fused_attention_backward(
-    grad: Array,
+    grad: Array | None,
     q: Array,
     k: Array,
     v: Array,
@@ -160,8 +160,11 @@ def fused_attention_backward(
 ) -> list[Array | None]:
     """With P = softmax(S): dV = Pᵀ dO, dS = P ∘ (dP - Σ dP ∘ P), dQ = scale · dS K, dK = scale · dSᵀ Q, dB = dS.
 
-    The weights are made again from q and k: the saved logsumexp is float32, too coarse for float64.
+    The weights are made again from q and k: the saved logsumexp is float32, too coarse for float64. Without a gradient
+    of the result, which is what autograd has where a later function returned None, there are zeros.
     """
+    if grad is None:
+        return [None if x is None else hlo.zeros(x.shape, x.dtype) for x in (q, k, v, bias)]
     scale = _scale(scale, q)
     state = hlo.concatenate([hlo.reshape(hlo.bitcast(a, torch.uint64), (1,)) for a in (seed, offset)], 0)
     narrow: Callable[[Array], Array] = lambda x: hlo.convert(x, q.dtype)  # noqa: E731

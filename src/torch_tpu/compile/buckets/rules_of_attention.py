@@ -59,14 +59,15 @@ def attention_backward(ctx: PaddedTracer, node: Node, values: list[Any]) -> Any:
     grad, q, k, v, bias, *rest = values
     mask, out, logsumexp = rest[:3]
     _check(q, k, v)
-    rows = [ctx.filled(t, 0, [-2]) for t in (grad, q, k, v)]
+    # Autograd may have no gradient.
+    rows = [t if t is None else ctx.filled(t, 0, [-2]) for t in (grad, q, k, v)]
     padded = _bias(ctx, q, k, bias)
     if padded is not None and bias is None:
         mask = [*mask[:3], False]
     sums = [d for d in range(4) if bias is not None and layout_of(bias)[-4:][d] == (1,)]
     if bias is not None and mask[3] and any(padded_of(q, [d]) for d in sums if d < 3):
         # The gradient of a bias that is broadcast is a sum over what it is broadcast to.
-        rows = [ctx.filled(t, 0) for t in rows]
+        rows = [t if t is None else ctx.filled(t, 0) for t in rows]
     values = [*rows, padded, mask, ctx.filled(out, 0), ctx.filled(logsumexp, 0), *(ctx.length(v) for v in rest[3:])]
     weights = (*layout_of(q)[:-1], layout_of(k)[-2])
     result = ctx.draw(node.target, values, weights)  # type: ignore[arg-type]
