@@ -142,6 +142,7 @@ def test_programs_of_fused_eager_and_plans(monkeypatch: pytest.MonkeyPatch) -> N
 FIXED = {
     "device/broken.py _libraries": "one for each namespace of operators",
     "device/generator.py _by_address": "weak",
+    "device/pinned.py _kept": "three for the one patch",
     "device/stream_guard.py _tables": "one",
     "eager/chunk.py _chunks": "MOST_PROGRAMS",
     "eager/chunk.py _compiled": "MOST_PROGRAMS",

@@ -149,19 +149,3 @@ def test_pinned_memory():
     assert x.pin_memory("tpu").is_pinned("tpu")
     assert x.untyped_storage().pin_memory().is_pinned()
     assert not torch.ones(2, device="tpu").is_pinned()
-
-
-def test_dlpack_is_refused():
-    x = torch.ones(2, device="tpu")
-    with pytest.raises(BufferError, match=r"use \.cpu\(\) first"):
-        x.__dlpack__()
-    assert torch.equal(torch.from_dlpack(torch.ones(2)), torch.ones(2))
-
-
-def test_sharing_between_processes_is_refused():
-    from multiprocessing.reduction import ForkingPickler
-
-    import torch.multiprocessing
-
-    with pytest.raises(RuntimeError, match="only available on CPU"):
-        ForkingPickler.dumps(torch.ones(2, device="tpu"))

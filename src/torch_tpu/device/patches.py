@@ -10,6 +10,7 @@ where an object is missing: what is built on one is imported by the patch.
 from __future__ import annotations
 
 import functools
+from multiprocessing.reduction import ForkingPickler
 from types import ModuleType
 from typing import Any
 
@@ -100,18 +101,56 @@ def complete_untyped_storage(changes: Changes) -> None:
     "DLPack",
     "an export through DLPack is refused instead of giving an address that does not exist",
     function("torch:Tensor.__dlpack__", "stream"),
+    function("torch:Tensor.__dlpack_device__"),
+    function("torch._C:_to_dlpack"),
+    function("torch._C:_to_dlpack_versioned"),
 )
 def refuse_dlpack(changes: Changes) -> None:
-    # The capsule would carry the fake address; the reader would crash.
-    original = torch.Tensor.__dlpack__
+    # The capsule would carry the fake address; the reader would crash, or see zeros.
+    for name in ("__dlpack__", "__dlpack_device__"):
+        changes.set(torch.Tensor, name, _of_host_only(getattr(torch.Tensor, name)))
+    for name in ("_to_dlpack", "_to_dlpack_versioned"):
+        changes.set(torch._C, name, _of_host_only(getattr(torch._C, name)))
+    for module in (torch, torch.utils.dlpack):
+        if hasattr(module, "to_dlpack"):
+            changes.set(module, "to_dlpack", torch._C._to_dlpack)
 
-    def __dlpack__(self: torch.Tensor, **kwargs: Any) -> Any:
-        if self.device.type == "tpu":
+
+def _of_host_only(original: Any) -> Any:
+    @functools.wraps(original)
+    def export(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(tensor, torch.Tensor) and _is_on_device(tensor):
             raise BufferError("A tensor on 'tpu' can't be exported through DLPack: use .cpu() first")
-        return original(self, **kwargs)
+        return original(tensor, *args, **kwargs)
 
-    __dlpack__.__doc__ = original.__doc__
-    changes.set(torch.Tensor, "__dlpack__", __dlpack__)
+    return export
+
+
+@optional(
+    "other processes",
+    "sending a tensor of the device to another process fails with words that say what to send",
+    function("torch.multiprocessing.reductions:reduce_tensor", "tensor"),
+    holding("multiprocessing.reduction:ForkingPickler._extra_reducers", torch.Tensor, kind=dict),
+)
+def refuse_queues(changes: Changes) -> None:
+    # A child process has no part in this one's device memory. PyTorch's own error speaks of file descriptors.
+    reducers: dict[Any, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
+    for kind, reducer in list(reducers.items()):
+        if reducer.__module__ == "torch.multiprocessing.reductions" and reducer.__name__ != "reduce_event":
+            changes.put(reducers, kind, _reducing_host_only(reducer))
+
+
+def _reducing_host_only(reducer: Any) -> Any:
+    @functools.wraps(reducer)
+    def reduce(obj: Any) -> Any:
+        if getattr(obj, "_untyped_storage", obj).device.type == "tpu":
+            raise RuntimeError(
+                f"A {type(obj).__name__} on 'tpu' can't be sent to another process: its memory belongs to this one's "
+                "device. Send .cpu(), and move it with .to('tpu') where it arrives."
+            )
+        return reducer(obj)
+
+    return reduce
 
 
 @required(
@@ -135,12 +174,12 @@ def copy_past_lazy_keys(changes: Changes) -> None:
 )
 def pin_for_device(changes: Changes) -> None:
     # Both are asked of the CPU's tensors; what names another device goes on to PyTorch.
-    from torch_tpu.device import autograd_kernels
+    from torch_tpu.device import pinned
 
     library = torch.library.Library("aten", "IMPL")
     changes.on_undo(lambda: library._destroy())
-    library.impl("_pin_memory", autograd_kernels.pin_memory, "CPU")
-    library.impl("is_pinned", autograd_kernels.is_pinned, "CPU")
+    library.impl("_pin_memory", pinned.pin_memory, "CPU")
+    library.impl("is_pinned", pinned.is_pinned, "CPU")
 
 
 @optional(
