@@ -140,3 +140,35 @@ def test_integers_lie_between_truncated_ends() -> None:
         for dtype in (torch.int64, torch.int8):
             check(lambda device, f=function, e=ends, d=dtype: f(*e, 7, dtype=d, device=device.device), torch.ones(1))
     assert torch.linspace(50, 1, 50, dtype=torch.int64, device="tpu").tolist() == list(range(50, 0, -1))
+
+
+ELSEWHERE = {
+    "new_zeros": lambda x, **o: x.new_zeros(2, 3, **o),
+    "new_ones": lambda x, **o: x.new_ones(2, 3, **o),
+    "new_full": lambda x, **o: x.new_full((2, 3), 7, **o),
+    "new_empty": lambda x, **o: x.new_empty(2, 3, **o).fill_(1),
+    "new_empty_strided": lambda x, **o: x.new_empty_strided((2, 3), (1, 2), **o).fill_(1),
+    "new_tensor": lambda x, **o: x.new_tensor([1, 2], **o),
+    "zeros_like": torch.zeros_like,
+    "ones_like": torch.ones_like,
+    "full_like": lambda x, **o: torch.full_like(x, 7, **o),
+    "empty_like": lambda x, **o: torch.empty_like(x, **o).fill_(1),
+    "rand_like": lambda x, **o: torch.rand_like(x, **o) * 0,
+    "randn_like": lambda x, **o: torch.randn_like(x, **o) * 0,
+    "randint_like": lambda x, **o: torch.randint_like(x, 1, **o),
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_like_a_tensor_of_the_device_on_another(name: str) -> None:
+    host = torch.ones(2, 3).t()
+    x = host.to("tpu")
+    for options in ({}, {"dtype": torch.float16}):
+        want = ELSEWHERE[name](host, **options)
+        for device in ("cpu", "meta", "tpu"):
+            got = ELSEWHERE[name](x, device=device, **options)
+            assert (got.device.type, got.dtype, got.shape) == (device, want.dtype, want.shape)
+            assert got.stride() == want.stride()
+            if device != "meta":
+                assert torch.equal(got.cpu(), want)
+            assert ELSEWHERE[name](host, device=device, **options).device.type == device

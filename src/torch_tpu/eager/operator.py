@@ -119,6 +119,9 @@ class Operator:
 
     def _call_any(self, args: tuple[Any, ...], kwargs: dict[str, Any], key_of_simple: list[Any] | None) -> Any:
         """A call that is not known as a simple one; if it can become one, it is from now on."""
+        device = kwargs.get("device")
+        if device is not None and device.type != "tpu":
+            return _made_elsewhere(self.func, args, kwargs, device)
         sig = CallSignature([self])
         sig.arguments(args, self.data)
         generator = args[self.generator] if len(args) > self.generator else None
@@ -274,6 +277,17 @@ def _equal_groups(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
     found = [[i for p, n in each for i in p[g * n : (g + 1) * n]] for g in range(groups)]
     found.append([i for p, n in each for i in p[groups * n :]])
     return [group for group in found if group]
+
+
+def _made_elsewhere(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> Any:
+    """A tensor like one of the device's (`zeros_like`, `new_full`) on another device, which needs no contents of it."""
+
+    def like(t: Any) -> Any:
+        if not isinstance(t, _Tensor) or t.device.type != "tpu":
+            return t
+        return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device)
+
+    return func(*map(like, args), **kwargs)
 
 
 def checks_bounds() -> bool:
