@@ -17,8 +17,8 @@ from torch_tpu import metrics
 from torch_tpu.eager import copy
 from torch_tpu.metrics import places
 from torch_tpu.metrics.places import Place
-from torch_tpu.ops.judgement import on_cpu
 from torch_tpu.metrics.user_warnings import warn
+from torch_tpu.ops.judgement import on_cpu
 from torch_tpu.ops.schema import bind, call, signature
 from torch_tpu.runtime.client import client
 from torch_tpu.tensor.errors import no_such_tensors

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Any
 
 import torch
 
@@ -74,14 +73,8 @@ def hardshrink(x: Array, lambd: ArrayLike = 0.5) -> Array:
     return hlo.select(_shrunk(x, lambd), 0, x)
 
 
-def _is_no_lambda(number: Any) -> bool:
-    return not 0 <= number < math.inf
-
-
-@elementwise("softshrink", static={"lambd": _is_no_lambda})
+@elementwise("softshrink")
 def softshrink(x: Array, lambd: ArrayLike = 0.5) -> Array:
-    if not isinstance(lambd, Array) and _is_no_lambda(lambd):
-        raise RuntimeError(f"lambda must be in range [0, {torch.finfo(x.dtype).max}], but found {lambd}")
     return hlo.select(_shrunk(x, lambd), 0, x - hlo.sign(x) * lambd)
 
 

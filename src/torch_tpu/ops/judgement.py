@@ -37,6 +37,7 @@ _ON_CPU: dict[OpOverload, OpOverload] = {
 _COSTLY = re.compile(r"aten::(convolution|_?linalg_)")
 # Calls that the CPU takes: the operator, dtypes and all that is no tensor.
 _accepted: set[tuple[OpOverload, str]] = set()
+_MOST_ACCEPTED = 4096
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
@@ -63,7 +64,7 @@ def check_kinds(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any])
     sizes = _small_sizes(args, kwargs)
     error = _tried(func, args, kwargs, sizes)
     if error is None:
-        if len(_accepted) >= 4096:
+        if len(_accepted) >= _MOST_ACCEPTED:
             _accepted.clear()
         _accepted.add(key)
         return
