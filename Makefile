@@ -8,7 +8,7 @@ BIN := .venv/bin
 READY := .venv/ready
 INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test families conformance tpu-check operators check bench wheel clean
+.PHONY: demo test test-avx2 families conformance tpu-check operators check bench wheel clean
 
 demo: $(READY)
 	$(BIN)/torch-tpu demo --output demo-output
@@ -25,6 +25,11 @@ ON_PLUGIN_TOO := tests/plugin tests/compile/test_backend.py tests/device/test_fo
 
 test: $(READY)
 	$(PYTEST) $(ON); status=$$?; $(if $(PLATFORM),,$(PYTEST) --platform xcpu $(ON_PLUGIN_TOO) &&) exit $$status
+
+# The same as on a processor without AVX-512: the kernels of PyTorch, MKL and oneDNN, and the code that XLA generates.
+test-avx2: $(READY)
+	ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 XLA_FLAGS=--xla_cpu_max_isa=AVX2 \
+		$(MAKE) test
 
 # Tiny models of all families in tests/compile/families.py, compiled; `make test` takes a few of them.
 families: $(READY)
