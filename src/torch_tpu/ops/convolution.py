@@ -177,7 +177,7 @@ def _check_transposed(stride: Ints, dilation: Ints, output_padding: Ints, sizes:
             f"output padding must be smaller than either stride or dilation, but got output padding "
             f"{list(output_padding)}, stride {list(stride)} and dilation {list(dilation)}"
         )
-    if min(sizes, default=1) < 1:
+    if min(sizes, default=0) < 0:
         raise RuntimeError(f"Calculated output size per channel: {tuple(sizes)}. Output size is too small")
 
 
