@@ -8,10 +8,14 @@ import torch
 EagerMode = torch.tpu.EagerMode
 
 
-def too_large() -> torch.Tensor:
-    """What depends on 4 TB, without having so much itself."""
-    column, row = torch.ones(10**5, 1, device="tpu"), torch.ones(10**7, device="tpu")
+@torch.compile(backend="tpu")
+def sum_of_sorted(column: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
     return (column + row).sort()[0].sum()
+
+
+def too_large() -> torch.Tensor:
+    """What depends on 4 TB inside a program; as a value of its own that would be refused at once."""
+    return sum_of_sorted(torch.ones(10**5, 1, device="tpu"), torch.ones(10**7, device="tpu"))
 
 
 @pytest.mark.parametrize("mode", list(EagerMode), ids=str)
@@ -21,7 +25,7 @@ def too_large() -> torch.Tensor:
 def test_a_reader_gets_the_error(mode, read):
     with torch.tpu.set_eager_mode(mode):
         for _ in range(2):
-            with pytest.raises(torch.OutOfMemoryError, match=r"TPU out of memory at .*test_late_failures\.py"):
+            with pytest.raises(torch.OutOfMemoryError, match=r"TPU out of memory.* at .*test_late_failures\.py"):
                 read(too_large())
         assert torch.ones(3, device="tpu").sum().item() == 3
         torch.tpu.synchronize()
@@ -37,13 +41,6 @@ def test_so_does_a_check(mode):
             with pytest.raises(torch.OutOfMemoryError, match="TPU out of memory"):
                 x[(too_large() * 0).long()[None]].tolist()
         assert x[torch.tensor([1, 2], device="tpu")].tolist() == [1.0, 2.0]
-
-
-def test_so_does_a_compiled_graph():
-    compiled = torch.compile(lambda row: (torch.ones(10**5, 1, device="tpu") + row).sort()[0].sum())
-    for _ in range(2):
-        with pytest.raises(torch.OutOfMemoryError, match="TPU out of memory"):
-            compiled(torch.ones(10**7, device="tpu")).item()
 
 
 def test_the_failed_value_fails_each_time_it_is_read():
