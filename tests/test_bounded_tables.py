@@ -13,7 +13,7 @@ import torch
 
 from torch_tpu import metrics
 from torch_tpu.compile.buckets import values
-from torch_tpu.eager import chunk, execute, varying
+from torch_tpu.eager import chunk, execute, signature, varying
 from torch_tpu.eager.recent import Recent
 from torch_tpu.metrics import events, programs
 from torch_tpu.metrics.latest import Latest
@@ -134,7 +134,7 @@ def test_programs_of_fused_eager_and_plans(monkeypatch: pytest.MonkeyPatch) -> N
     for n in range(MANY):
         chunk._keep(table, n, n)
     assert len(table) == 50
-    plans = [execute._plans, execute.simple_plans, execute._views, execute._view_kinds]
+    plans = [execute._plans, execute.simple_plans, signature._views, signature._view_kinds]
     assert all(isinstance(t, Recent) for t in [*plans, execute._number_buffers, execute._start_buffers])
 
 

@@ -27,6 +27,7 @@ from torch_tpu.eager import execute, hooks
 from torch_tpu.eager.operator import checks_bounds
 from torch_tpu.eager.plan import Call, Plan
 from torch_tpu.eager.recent import Recent
+from torch_tpu.eager.signature import CallSignature, computes_wide, placeholders
 from torch_tpu.hlo import module
 from torch_tpu.metrics import programs
 from torch_tpu.ops import derived, uninitialised
@@ -176,7 +177,7 @@ class GraphProgram:
             known = self._recall.signature(everything)
             if known is not None:
                 return self._run(self._recall.plan, known, args)
-        sig = execute.CallSignature([self, uninitialised.is_filled()])
+        sig = CallSignature([self, uninitialised.is_filled()])
         first = len(self.constants)
         for i, value in enumerate(everything):
             sig.argument(int(value) if isinstance(value, torch.SymInt) else value, i - first in self._facts.numbers)
@@ -193,7 +194,7 @@ class GraphProgram:
             self._recall = Recall(plan, sig, not self._is_backward)
         return self._run(plan, sig, args)
 
-    def _run(self, plan: Plan, sig: execute.CallSignature, args: tuple[Any, ...]) -> Any:
+    def _run(self, plan: Plan, sig: CallSignature, args: tuple[Any, ...]) -> Any:
         try:
             returned, numbers = execute.submit(plan, sig)
         except execute.Changed:
@@ -224,20 +225,20 @@ class GraphProgram:
         programs.ran_by_operator(self.title, reason.partition("\n")[0])
         return self.graph(*args)
 
-    def _call(self, sig: execute.CallSignature, args: list[Any]) -> Call:
+    def _call(self, sig: CallSignature, args: list[Any]) -> Call:
         taken: dict[str, int] = {}
         return Call(
             self._trace,
             "graph",
             tuple(
-                execute.placeholders(value, sig, i - len(self.constants) in self._facts.numbers, taken)
+                placeholders(value, sig, i - len(self.constants) in self._facts.numbers, taken)
                 for i, value in enumerate(args)
             ),
             {},
             sig.inputs(),
             sig.data,
             [t.dtype for t in sig.hosts],
-            execute.computes_wide(sig, args),
+            computes_wide(sig, args),
             checks_bounds(),
             guarded=True,
             identity=self._identity if client().disk_cache is not None else "",

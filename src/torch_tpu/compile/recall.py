@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from torch_tpu.eager.execute import CallSignature
 from torch_tpu.eager.plan import Plan
+from torch_tpu.eager.signature import CallSignature
 from torch_tpu.ops import uninitialised
 
 _storage: Any = torch.Tensor.untyped_storage

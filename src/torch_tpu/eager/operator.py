@@ -15,6 +15,7 @@ from torch_tpu.eager.graph import NotReadyError
 from torch_tpu.eager.memory import check_device
 from torch_tpu.eager.overlap import check_overlap
 from torch_tpu.eager.plan import Call, Plan
+from torch_tpu.eager.signature import LAST_INT64, CallSignature, computes_wide, placeholders
 from torch_tpu.eager.simple import PLAIN, SHARED, record, run
 from torch_tpu.eager.varying import OnHost
 from torch_tpu.ops import derived
@@ -24,11 +25,9 @@ from torch_tpu.ops.trace import Tracer
 from torch_tpu.runtime.client import client
 
 # What each call looks up.
-LAST_INT64 = execute.LAST_INT64
 # Floats that every float dtype takes in a computation.
 LARGEST = torch.finfo(torch.float32).max
 INFINITE = (float("inf"), float("-inf"))
-CallSignature = execute.CallSignature
 _Tensor = torch.Tensor
 _matmul_precision = torch._C._get_float32_matmul_precision
 _find = simple.plans.get
@@ -153,12 +152,12 @@ class Operator:
         except execute.Changed:
             return self._call_any(args, kwargs, None)
 
-    def _looks_at_numbers(self, sig: execute.CallSignature) -> bool:
+    def _looks_at_numbers(self, sig: CallSignature) -> bool:
         """Whether numbers that a simple call may have can be wrong ones."""
         return bool(sig.data) and (self.has_domain or not all(t.dtype.is_floating_point for t in sig.tensors))
 
     def _new_plan(
-        self, key: tuple[Any, ...], sig: execute.CallSignature, args: tuple[Any, ...], kwargs: dict[str, Any], few: bool
+        self, key: tuple[Any, ...], sig: CallSignature, args: tuple[Any, ...], kwargs: dict[str, Any], few: bool
     ) -> Any:
         """The plan of a call that has none; if it has had `few` calls, the host may run it instead."""
         kind = varying.kind_of(self.func, args, kwargs)
@@ -172,10 +171,10 @@ class Operator:
             varying.made(kind)
         return plan
 
-    def _call(self, sig: execute.CallSignature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    def _call(self, sig: CallSignature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         taken: dict[str, int] = {}
-        filled = tuple(execute.placeholders(v, sig, d, taken) for v, d in zip(args, self.data, strict=False))
-        keyword = {n: execute.placeholders(v, sig, self.keyword_data[n], taken) for n, v in kwargs.items()}
+        filled = tuple(placeholders(v, sig, d, taken) for v, d in zip(args, self.data, strict=False))
+        keyword = {n: placeholders(v, sig, self.keyword_data[n], taken) for n, v in kwargs.items()}
         if "device" in self.keyword_data:
             keyword["device"] = torch.device("meta")
         keyword.pop("pin_memory", None)
@@ -187,7 +186,7 @@ class Operator:
             sig.inputs(),
             list(sig.data),
             [t.dtype for t in sig.hosts],
-            self.wide or execute.computes_wide(sig, [*args, *kwargs.values()]),
+            self.wide or computes_wide(sig, [*args, *kwargs.values()]),
             checks_bounds(),
             func=self.func,
         )

@@ -14,10 +14,11 @@ import torch
 
 from torch_tpu import metrics
 from torch_tpu.eager import execute, graph, mode
-from torch_tpu.eager.execute import CallSignature, Unsupported
+from torch_tpu.eager.execute import Unsupported
 from torch_tpu.eager.graph import LARGE, LONGEST
 from torch_tpu.eager.plan import Plan
 from torch_tpu.eager.recent import Recent
+from torch_tpu.eager.signature import CallSignature
 from torch_tpu.runtime.client import Buffer
 from torch_tpu.tensor.errors import translate
 from torch_tpu.tensor.storage import Value, new_contiguous

@@ -21,6 +21,7 @@ from torch_tpu.eager import execute, hooks
 from torch_tpu.eager.operator import checks_bounds
 from torch_tpu.eager.plan import Call, Plan
 from torch_tpu.eager.recent import Recent
+from torch_tpu.eager.signature import CallSignature, computes_wide, placeholders
 from torch_tpu.metrics import programs
 from torch_tpu.ops.trace import Data, Tracer
 
@@ -133,7 +134,7 @@ class BucketedProgram:
                 value = None
             given.append(value)
             places.append(layout)
-        sig = execute.CallSignature([self])
+        sig = CallSignature([self])
         sig.key += [family, *padded.values(), *places]
         for value in given:
             sig.argument(value, False)
@@ -189,7 +190,7 @@ class BucketedProgram:
 
     def _call(
         self,
-        sig: execute.CallSignature,
+        sig: CallSignature,
         given: list[Any],
         numbers: list[int],
         places: list[Any],
@@ -198,8 +199,8 @@ class BucketedProgram:
         key: Any,
     ) -> Call:
         taken: dict[str, int] = {}
-        arguments = [execute.placeholders(value, sig, False, taken) for value in given]
-        arguments += [execute.placeholders(number, sig, True, taken) for number in numbers]
+        arguments = [placeholders(value, sig, False, taken) for value in given]
+        arguments += [placeholders(number, sig, True, taken) for number in numbers]
 
         def trace(tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
             results, traced = self._trace(tracer, args, places, padded, fixed)
@@ -214,7 +215,7 @@ class BucketedProgram:
             sig.inputs(),
             sig.data,
             [t.dtype for t in sig.hosts],
-            execute.computes_wide(sig, given),
+            computes_wide(sig, given),
             checks_bounds(),
             guarded=True,
         )
