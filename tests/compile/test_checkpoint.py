@@ -44,7 +44,8 @@ def test_dropout_is_recomputed_with_the_same_mask() -> None:
     blocks = layers()
     want, before = results(network, blocks, False), by_operator()
     got = results(compiled(network), blocks, True)
-    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    # Another mask would be off by as much as the gradients are; rounding costs one element in 16,384 up to 1.4e-4.
+    torch.testing.assert_close(got, want, rtol=3e-4, atol=3e-4)
     assert by_operator() == before
     # The generator has advanced by what eager draws.
     after_compiled = torch.rand(3, device="tpu")

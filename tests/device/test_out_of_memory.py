@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from accelerate.utils.memory import find_executable_batch_size, should_reduce_batch_size
@@ -93,3 +95,10 @@ def test_errors_of_the_host_stay_its_own() -> None:
     with pytest.raises(RuntimeError, match="DefaultCPUAllocator") as raised:
         torch.ones(1).expand(MANY).to("tpu")
     assert should_reduce_batch_size(raised.value)
+
+
+def test_arrays_that_jaxlib_made_for_itself_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of the largest is part of the error: it must not fail where jaxlib says nothing of an array."""
+    array = SimpleNamespace(aval=SimpleNamespace(dtype=np.dtype("float32"), shape=(2, 3)))
+    monkeypatch.setattr(client(), "_client", SimpleNamespace(live_arrays=lambda: [SimpleNamespace(aval=None), array]))
+    assert client().largest_live(5) == ["1 × float32[2, 3] = 0.0 MiB"]

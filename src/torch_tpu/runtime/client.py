@@ -323,6 +323,8 @@ class Client:
         totals: dict[str, list[int]] = {}
         for buffer in self._client.live_arrays():
             aval = buffer.aval
+            if aval is None:
+                continue  # an array that jaxlib made for itself
             entry = totals.setdefault(f"{aval.dtype}{list(aval.shape)}", [0, 0])
             entry[0] += 1
             entry[1] += int(np.prod(aval.shape, dtype=np.int64)) * aval.dtype.itemsize
