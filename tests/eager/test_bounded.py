@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from torch_tpu.eager import execute, graph
+from torch_tpu.eager import execute, graph, signature
 from torch_tpu.eager.recent import Recent
 from torch_tpu.hlo import strided
 from torch_tpu.tensor import storage
@@ -51,7 +51,7 @@ def test_ten_thousand_iterations_leave_nothing():
 def test_numbers_and_slices_that_change_leave_nothing(monkeypatch):
     monkeypatch.setattr(execute, "_number_buffers", Recent(64))
     monkeypatch.setattr(execute, "_start_buffers", Recent(64))
-    monkeypatch.setattr(execute, "_views", Recent(64))
+    monkeypatch.setattr(signature, "_views", Recent(64))
     x = torch.ones(5000, 2, device="tpu")
     step = iter(range(5000))
 
@@ -65,8 +65,9 @@ def test_numbers_and_slices_that_change_leave_nothing(monkeypatch):
 
 
 def test_shapes_that_change_are_forgotten(monkeypatch, eager_mode):
-    for name in ("_plans", "_views", "_view_kinds"):
-        monkeypatch.setattr(execute, name, Recent(16))
+    monkeypatch.setattr(execute, "_plans", Recent(16))
+    monkeypatch.setattr(signature, "_views", Recent(16))
+    monkeypatch.setattr(signature, "_view_kinds", Recent(16))
     sizes = iter(range(2, 10_000))
     shapes = 100 if eager_mode is EagerMode.DEFER_AND_FUSE else 24
     x = torch.ones(1000, device="tpu")
