@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+
+from torch_tpu.eager import graph
+from torch_tpu.runtime.client import client
 
 EagerMode = torch.tpu.EagerMode
 
@@ -50,3 +55,22 @@ def test_the_failed_value_fails_each_time_it_is_read():
             failed.item()
     with pytest.raises(torch.OutOfMemoryError, match="TPU out of memory"):
         (failed + 1).cpu()
+
+
+def test_a_fault_in_the_message_leaves_nothing_behind(monkeypatch):
+    """The failed program is forgotten all the same, so that nothing later meets it again."""
+    with torch.tpu.set_eager_mode(EagerMode.DEFER_AND_FUSE):
+
+        def no_words(error, place=""):
+            raise KeyError("no words")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(client(), "total_memory", math.inf)  # only the runtime finds that this is too much
+            patched.setattr(graph, "translate", no_words)
+            failed = torch.ones(10**13, device="tpu")
+            with pytest.raises(KeyError, match="no words"):
+                torch.tpu.synchronize()
+        torch.tpu.synchronize()
+        assert torch.ones(3, device="tpu").sum().item() == 3
+        with pytest.raises(RuntimeError, match="never computed"):
+            failed.sum().item()

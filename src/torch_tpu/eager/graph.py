@@ -388,7 +388,10 @@ class Graph:
                         given[a] = client().copy(given[a])
                     buffers = executable(given)
             except Exception as own:
-                failure = failure or _located(own, called)
+                try:
+                    failure = failure or _located(own, called)
+                except Exception as unexpected:
+                    failure = unexpected  # a fault in the message must not keep the graph from being forgotten
                 # What it was to write keeps its value, as where the call itself fails.
                 results.update((slot + k, operand) for k, operand in _written(plan, operands))
                 continue
