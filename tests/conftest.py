@@ -51,3 +51,4 @@ def _same_start() -> None:
     """No test sees the random state or the counts of those that ran before it in its process."""
     torch.manual_seed(0)
     metrics.reset()
+    torch.tpu.reset_accumulated_memory_stats()
