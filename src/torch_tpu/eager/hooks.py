@@ -28,6 +28,10 @@ check_index: Callable[[int | None], int] = _no_indices
 flush: Callable[[str], None] | None = None
 
 
+# Waits until the collectives that this process has begun have ended; None where there are no groups of processes.
+end_collectives: Callable[[], None] | None = None
+
+
 def _builds_nothing() -> bool:
     return False
 

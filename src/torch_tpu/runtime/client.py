@@ -35,6 +35,8 @@ Options = Mapping[str, str | bool | int | float]
 DEBUG_OPTIONS: dict[str, str | bool | int | float] = {"xla_allow_excess_precision": False}
 CPU_OPTIONS: dict[str, str | bool | int | float] = {"xla_cpu_enable_fast_math": False}
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+# Of the memory that XLA:CPU uses in place.
+_ALIGNMENT = 64
 # How XLA, of any version, says that it has no such option, or no such value for it.
 _LACKS_OPTION = re.compile(r"No such compile option: '(\w+)'|While setting option (\w+), ")
 
@@ -195,6 +197,23 @@ class Client:
             self._copy_semantics,
             True,
         )
+
+    def adopt(self, array: npt.NDArray[Any]) -> Buffer:
+        """A device buffer over the memory of `array` where XLA can use it in place, else a copy (`put`).
+
+        The caller must not write to `array` any more. A program that would write to the buffer gets a copy of it.
+        """
+        if not self.is_host_memory or array.ctypes.data % _ALIGNMENT:
+            return self.put(array)
+        never_written = compat.xla.HostBufferSemantics.ZERO_COPY
+        return compat.xla.batched_device_put(
+            Aval(array.shape, array.dtype), self._sharding, [array], self._device_list, True, False, never_written, True
+        )
+
+    def is_ready(self, buffer: Buffer) -> bool:
+        """Whether what computes the buffer has run."""
+        ready: bool = buffer.is_ready()
+        return ready
 
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Buffer:
         """A device buffer of zeros."""

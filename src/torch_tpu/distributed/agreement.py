@@ -1,0 +1,132 @@
+"""Whether the ranks of a group call the same collective: they compare what they call through the group's store.
+
+When a rank asks, it writes its call under the call's number and waits until every other rank has done so. Each rank
+asks at its first call of a kind, so all of them do. A rank that waits long for a collective asks too: so ranks that
+differ later find each other. `TORCH_TPU_CHECK_COLLECTIVES` may ask more often, or less.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import threading
+import time
+from typing import Any
+
+import torch.distributed as dist
+
+from torch_tpu.distributed.job import Job
+from torch_tpu.metrics import places
+
+VARIABLE = "TORCH_TPU_CHECK_COLLECTIVES"
+# Kinds of calls that are remembered; all ranks forget them at the same call.
+MOST_KINDS = 4096
+_SLICE = datetime.timedelta(seconds=0.5)
+_SEPARATOR = "\n"
+
+
+def frequency() -> int | str:
+    """What the variable says: "first", "off", or a number n for every n-th call (always: 1)."""
+    said = os.environ.get(VARIABLE, "").strip().lower() or "first"
+    if said in ("first", "off"):
+        return said
+    if said == "always":
+        return 1
+    if said.isdigit() and int(said):
+        return int(said)
+    raise ValueError(f"{VARIABLE}={said!r}: it may be first, always, off, or a number n for every n-th collective")
+
+
+class Agreement:
+    """Of one group.
+
+    Args:
+        timeout: how long other ranks may take to come.
+    """
+
+    def __init__(self, store: Any, rank: int, ranks: list[int], timeout: datetime.timedelta) -> None:
+        self.timeout = timeout
+        self._store = store
+        self._rank = rank
+        self._ranks = ranks
+        self._frequency = frequency()
+        self._kinds: set[str] = set()
+        self._lock = threading.Lock()
+        self._asked: set[int] = set()
+        self._previous: str | None = None
+        self._closed = False
+
+    def asks(self, job: Job) -> bool:
+        """Whether this call is one to compare."""
+        if len(self._ranks) == 1 or self._frequency == "off" or job.is_peer_to_peer:
+            return False
+        if isinstance(self._frequency, int) and job.number % self._frequency == 0:
+            return True
+        if job.title in self._kinds:
+            return False
+        if len(self._kinds) >= MOST_KINDS:
+            self._kinds.clear()
+        self._kinds.add(job.title)
+        return True
+
+    def ask(self, job: Job) -> str:
+        """Compares this call with those of the other ranks, once; says how they differ, "" where they don't."""
+        if len(self._ranks) == 1 or self._frequency == "off" or job.is_peer_to_peer:
+            return ""
+        with self._lock:
+            if job.number in self._asked:
+                return ""
+            self._asked.add(job.number)
+        try:
+            return self._compare(job)
+        except dist.DistError as error:
+            return f"the other ranks could not be asked what they call: {str(error).splitlines()[0]}"
+        finally:
+            self._asked.discard(job.number - MOST_KINDS)
+
+    def _compare(self, job: Job) -> str:
+        own = _SEPARATOR.join((job.title, places.where(job.place)))
+        key = self._key(job.number, self._rank)
+        self._store.set(key, own)
+        others = [n for n in range(len(self._ranks)) if n != self._rank]
+        deadline = time.monotonic() + self.timeout.total_seconds()
+        for n in others:
+            if not self._wait(self._key(job.number, n), deadline, job):
+                return "" if job.is_done or self._closed else self._absent(job, n)
+        for n in others:
+            title, _, line = self._store.get(self._key(job.number, n)).decode().partition(_SEPARATOR)
+            if title != job.title:
+                return (
+                    f"the ranks differ at collective {job.number} of this group: rank {self._ranks[self._rank]} calls "
+                    f"{job.title} at {places.where(job.place)}, rank {self._ranks[n]} calls {title} at {line}. "
+                    "Every rank of a group must call the same collectives in the same order "
+                    "(docs/user/when-ranks-disagree.md)"
+                )
+        if self._previous is not None:
+            self._store.delete_key(self._previous)  # every rank is past it
+        self._previous = key
+        return ""
+
+    def _wait(self, key: str, deadline: float, job: Job) -> bool:
+        """Waits for another rank's call; False if it does not come, or the job has ended without it."""
+        while time.monotonic() < deadline and not job.is_done and not self._closed:
+            try:
+                self._store.wait([key], _SLICE)
+                return True
+            except dist.DistStoreError:  # not yet
+                continue
+        return False
+
+    def _absent(self, job: Job, n: int) -> str:
+        return (
+            f"rank {self._ranks[n]} did not come to collective {job.number} of this group within "
+            f"{self.timeout.total_seconds():g} s; rank {self._ranks[self._rank]} calls {job.title} there "
+            "(docs/user/when-ranks-disagree.md)"
+        )
+
+    def _key(self, number: int, rank: int) -> str:
+        return f"call/{number}/{rank}"
+
+    def close(self) -> None:
+        """Ends waiting."""
+        self._closed = True
