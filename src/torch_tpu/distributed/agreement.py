@@ -8,6 +8,7 @@ differ later find each other. `TORCH_TPU_CHECK_COLLECTIVES` may ask more often, 
 from __future__ import annotations
 
 import datetime
+import functools
 import os
 import threading
 import time
@@ -21,7 +22,8 @@ from torch_tpu.metrics import places
 VARIABLE = "TORCH_TPU_CHECK_COLLECTIVES"
 # Kinds of calls that are remembered; all ranks forget them at the same call.
 MOST_KINDS = 4096
-_SLICE = datetime.timedelta(seconds=0.5)
+# Seconds between two looks at the store.
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 1e-4, 0.02
 _SEPARATOR = "\n"
 
 
@@ -46,7 +48,7 @@ class Agreement:
 
     def __init__(self, store: Any, rank: int, ranks: list[int], timeout: datetime.timedelta) -> None:
         self.timeout = timeout
-        self._store = store
+        self._given_store = store
         self._rank = rank
         self._ranks = ranks
         self._frequency = frequency()
@@ -55,6 +57,11 @@ class Agreement:
         self._asked: set[int] = set()
         self._previous: str | None = None
         self._closed = False
+
+    @functools.cached_property
+    def _store(self) -> Any:
+        # A connection of its own: on a shared one this thread would wait while another one waits for a key.
+        return self._given_store.clone()
 
     def asks(self, job: Job) -> bool:
         """Whether this call is one to compare."""
@@ -90,9 +97,9 @@ class Agreement:
         self._store.set(key, own)
         others = [n for n in range(len(self._ranks)) if n != self._rank]
         deadline = time.monotonic() + self.timeout.total_seconds()
-        for n in others:
-            if not self._wait(self._key(job.number, n), deadline, job):
-                return "" if job.is_done or self._closed else self._absent(job, n)
+        if not self._wait([self._key(job.number, n) for n in others], deadline, job):
+            absent = [n for n in others if not self._store.check([self._key(job.number, n)])]
+            return "" if not absent or job.is_done or self._closed else self._absent(job, absent[0])
         for n in others:
             title, _, line = self._store.get(self._key(job.number, n)).decode().partition(_SEPARATOR)
             if title != job.title:
@@ -107,15 +114,15 @@ class Agreement:
         self._previous = key
         return ""
 
-    def _wait(self, key: str, deadline: float, job: Job) -> bool:
-        """Waits for another rank's call; False if it does not come, or the job has ended without it."""
-        while time.monotonic() < deadline and not job.is_done and not self._closed:
-            try:
-                self._store.wait([key], _SLICE)
-                return True
-            except dist.DistStoreError:  # not yet
-                continue
-        return False
+    def _wait(self, keys: list[str], deadline: float, job: Job) -> bool:
+        """Waits for other ranks' calls; False if they do not come, or the job has ended without them."""
+        pause = _SHORTEST_PAUSE
+        while not self._store.check(keys):
+            if time.monotonic() > deadline or job.is_done or self._closed:
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        return True
 
     def _absent(self, job: Job, n: int) -> str:
         return (

@@ -70,8 +70,9 @@ class Channel:
             if self.failure:
                 raise RuntimeError(f"{self.failure}. No more collectives of this group can run.")
             job.on_slow = self.agreement.ask
+            job.is_compared = self.agreement.asks(job)
             self._in_flight.append(job)
-            if not self._waiting and not self._begins and not self.agreement.asks(job) and job.is_quick(QUICK):
+            if not self._waiting and not self._begins and not job.is_compared and job.is_quick(QUICK):
                 job.issue()
                 return
             self._waiting.append(job)
@@ -106,7 +107,7 @@ class Channel:
             if self.failure:
                 job.fail(self.failure)
             else:
-                why = self.agreement.ask(job) if self.agreement.asks(job) else ""
+                why = self.agreement.ask(job) if job.is_compared else ""
                 if why:
                     job.fail(why)
                 else:

@@ -103,6 +103,7 @@ class TpuProcessGroup(dist.ProcessGroup):
         self.ranks = list(ranks)
         self.timeout = timeout
         self._own_store = store
+        self._splits = 0
         self._face = _Face(self)
         for_cpu, self.gloo = (
             c10d.ProcessGroupGloo(dist.PrefixStore(f"{name}/", store), rank, size, timeout) for name in ("cpu", "tpu")
@@ -296,13 +297,16 @@ class TpuProcessGroup(dist.ProcessGroup):
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> TpuProcessGroup | None:
-        """A group of some of this one's ranks; None on the others."""
+        """A group of some of this one's ranks; None on the others. All ranks of this one call it."""
         members = sorted(ranks)
+        self._splits += 1
         if self.rank() not in members:
             return None
-        name = group_name or f"{self.group_name}:split:{'_'.join(map(str, members))}"
+        # The ranks may have been given different names: those count the groups that a rank is in.
+        place = f"split/{self._splits}/{'_'.join(map(str, members))}"
+        name = group_name or f"{self.group_name}/{place}"
         made = TpuProcessGroup(
-            dist.PrefixStore(f"{name}/", self._own_store),
+            dist.PrefixStore(f"{place}/", self._own_store),
             members.index(self.rank()),
             [self.ranks[r] for r in members],
             timeout or self.timeout,

@@ -14,7 +14,7 @@ import torch
 
 from torch_tpu.distributed import gloo
 from torch_tpu.distributed.job import Job, Run, Spec
-from torch_tpu.distributed.reductions import reduction
+from torch_tpu.distributed.reductions import Reduction, reduction
 from torch_tpu.metrics import places
 
 if TYPE_CHECKING:
@@ -55,21 +55,29 @@ def _specs(tensors: Sequence[torch.Tensor]) -> list[Spec]:
     return [(tuple(t.shape), t.dtype) for t in tensors]
 
 
-def all_reduce(group: TpuProcessGroup, inputs: Sequence[torch.Tensor], op: Any) -> Started:
+def _reduction(group: TpuProcessGroup, inputs: Sequence[torch.Tensor], op: Any) -> Reduction:
+    """The reduction, which all inputs have: what can't be reduced is refused before other ranks wait for it."""
     how = reduction(op, group.size())
+    for given in inputs:
+        how.of_gloo(given.dtype)
+    return how
+
+
+def all_reduce(group: TpuProcessGroup, inputs: Sequence[torch.Tensor], op: Any) -> Started:
+    how = _reduction(group, inputs, op)
     return _start(group, "all_reduce", inputs, _specs(inputs), partial(gloo.all_reduce, group.gloo, how), how)
 
 
 def reduce(group: TpuProcessGroup, given: torch.Tensor, op: Any, root: int) -> Started:
     """The root alone gets a result."""
-    how = reduction(op, group.size())
+    how = _reduction(group, [given], op)
     outputs = _specs([given]) if group.rank() == root else []
     run = partial(gloo.reduce, group.gloo, how, root)
     return _start(group, "reduce", [given], outputs, run, how, f"to {group.ranks[root]}")
 
 
 def reduce_scatter(group: TpuProcessGroup, inputs: Sequence[torch.Tensor], shapes: Sequence[Shape], op: Any) -> Started:
-    how = reduction(op, group.size())
+    how = _reduction(group, inputs, op)
     for given, shape in zip(inputs, shapes, strict=True):
         if given.numel() != math.prod(shape) * group.size():
             raise ValueError(
@@ -82,7 +90,7 @@ def reduce_scatter(group: TpuProcessGroup, inputs: Sequence[torch.Tensor], shape
 
 
 def reduce_scatter_list(group: TpuProcessGroup, inputs: Sequence[torch.Tensor], op: Any) -> Started:
-    how = reduction(op, group.size())
+    how = _reduction(group, inputs, op)
     own = inputs[group.rank()]
     run = partial(gloo.reduce_scatter_list, group.gloo, how, group.rank())
     return _start(group, "reduce_scatter", inputs, _specs([own]), run, how)

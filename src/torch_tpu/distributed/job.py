@@ -55,6 +55,7 @@ class Job:
         failure: why it failed; "" otherwise.
         is_done: it has ended, well or not.
         source: of a receive that has ended: the rank it came from.
+        is_compared: the ranks compare their calls before it begins.
         on_slow: called once when somebody has waited for a while; may say why it fails.
     """
 
@@ -65,6 +66,7 @@ class Job:
         self.failure = ""
         self.is_done = False
         self.source = -1
+        self.is_compared = False
         self.on_slow: Callable[[Job], str] | None = None
         self._run: Run = run
         self._inputs = [Operand(t) for t in inputs]
