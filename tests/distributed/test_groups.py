@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 import torch.distributed as dist
 
@@ -234,7 +233,7 @@ def check_functional() -> None:
         lambda t: torch.ops._c10d_functional.all_reduce_(t.clone(), "min", group.group_name),
         lambda t: torch.ops._c10d_functional.broadcast_(t.clone(), 0, group.group_name),
     ):
-        expected, found = function(x) + 0, function(x.to("tpu")) + 0
+        expected, found = fc.wait_tensor(function(x)) + 0, fc.wait_tensor(function(x.to("tpu"))) + 0
         assert torch.equal(expected, found.cpu()), (expected, found)
     w = x.to("tpu").requires_grad_()
     (fc.all_gather_single_autograd(w, 0, group) ** 2).sum().backward()

@@ -18,7 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 # Seconds that one function may take; a process that takes longer is killed, with its stacks on stderr.
-LIMIT = 120.0
+LIMIT = 240.0
 
 
 class RankError(AssertionError):
@@ -38,9 +38,11 @@ class World:
         self,
         size: int,
         backend: str | None = "tpu_dist",
-        timeout: float = 60.0,
+        timeout: float = 180.0,
         environment: Mapping[str, str] | None = None,
     ) -> None:
+        self._arguments = size, backend, timeout, environment
+        self._is_fresh = True
         # As torchrun does: the store is the parent's, so no port is chosen twice, and rank 0 may die.
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         context = multiprocessing.get_context("spawn")
@@ -69,11 +71,14 @@ class World:
         """Calls a function of a module in every process; what it returns, by rank.
 
         Raises:
-            RankError: it failed somewhere.
+            RankError: it failed somewhere. The next call gets new processes: these may wait for each other.
         """
+        if not self._is_fresh:
+            self.__init__(*self._arguments)  # type: ignore[misc]
         outcomes = self.outcomes(function, *args, limit=limit)
         failed = [f"rank {rank}: {said}" for rank, (is_ok, said) in enumerate(outcomes) if not is_ok]
         if failed:
+            self.close(0.0)
             raise RankError("\n".join(failed))
         return [said for _, said in outcomes]
 
@@ -102,12 +107,13 @@ class World:
                 self.close()
         return [found[rank] for rank in range(len(self._pipes))]
 
-    def close(self) -> None:
-        """Ends the processes."""
+    def close(self, seconds: float = 20.0) -> None:
+        """Ends the processes; those that have not ended by themselves after so long are killed."""
+        self._is_fresh = False
         for pipe in self._pipes:
             with contextlib.suppress(OSError):
                 pipe.send(None)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + seconds
         for process in self.processes:
             process.join(max(deadline - time.monotonic(), 0))
             if process.is_alive():

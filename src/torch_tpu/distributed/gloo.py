@@ -113,7 +113,9 @@ def reduce_scatter(gloo: Gloo, how: Reduction, ins: list[torch.Tensor], outs: li
     return works, _all(afters)
 
 
-def reduce_scatter_list(gloo: Gloo, how: Reduction, rank: int, ins: list[torch.Tensor], outs: list[torch.Tensor]) -> Begun:
+def reduce_scatter_list(
+    gloo: Gloo, how: Reduction, rank: int, ins: list[torch.Tensor], outs: list[torch.Tensor]
+) -> Begun:
     """An input for each rank; they may differ in size."""
     if len({t.numel() for t in ins}) == 1:
         return reduce_scatter(gloo, how, [torch.cat([t.reshape(-1) for t in ins])], outs)

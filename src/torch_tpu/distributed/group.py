@@ -24,6 +24,8 @@ from torch_tpu.tensor.storage import value_of
 Tensors = Sequence[torch.Tensor]
 Function = TypeVar("Function", bound=Callable[..., Any])
 _CPU = torch.device("cpu")
+# Its stubs give each method all the forms that C++ has; PyTorch calls one.
+_ProcessGroup: Any = dist.ProcessGroup
 
 
 def _first(arguments: Any) -> torch.Tensor | None:
@@ -87,7 +89,7 @@ class _Face:
         self._group.set_timeout(timeout)
 
 
-class TpuProcessGroup(dist.ProcessGroup):
+class TpuProcessGroup(_ProcessGroup):
     """A group of processes with one device each.
 
     Attributes:

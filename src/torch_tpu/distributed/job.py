@@ -150,7 +150,12 @@ class Job:
 
     def poll(self) -> bool:
         """Whether it has ended; doesn't wait."""
-        if not self.is_done and not self.is_peer_to_peer and self._issued.is_set() and self._lock.acquire(blocking=False):
+        if (
+            not self.is_done
+            and not self.is_peer_to_peer
+            and self._issued.is_set()
+            and self._lock.acquire(blocking=False)
+        ):
             try:
                 if not self.is_done and all(w.is_completed() for w in self._works):
                     self._wait_for_works(float("inf"))

@@ -29,8 +29,9 @@ def _kernel(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            *given, name_of_group = args
-            group = c10d._resolve_process_group(name_of_group) if isinstance(name_of_group, str) else name_of_group
+            *given, group = args
+            if isinstance(group, str):
+                group = c10d._resolve_process_group(group)  # type: ignore[arg-type]
             if not isinstance(group, TpuProcessGroup):
                 return func.redispatch(_COMPOSITE, *args, **kwargs)
             return function(group, *given, **kwargs)
@@ -58,9 +59,7 @@ def all_reduce_coalesced(group: TpuProcessGroup, given: Sequence[torch.Tensor], 
 
 
 @_kernel("all_reduce_coalesced_")
-def all_reduce_coalesced_(
-    group: TpuProcessGroup, given: Sequence[torch.Tensor], op: str
-) -> Sequence[torch.Tensor]:
+def all_reduce_coalesced_(group: TpuProcessGroup, given: Sequence[torch.Tensor], op: str) -> Sequence[torch.Tensor]:
     for target, result in zip(given, hosted.all_reduce(group, given, op)[0], strict=True):
         write(target, value_of(result.untyped_storage()))
     return given

@@ -17,7 +17,7 @@ def install() -> None:
 
 
 def _register(module: ModuleType) -> None:
-    backend: Any = module.Backend  # type: ignore[attr-defined]
+    backend: Any = module.Backend
     for name in NAMES:
         if name not in backend.backend_list:
             backend.register_backend(name, _create, extended_api=True, devices=["tpu"])

@@ -39,7 +39,7 @@ class Work(dist.Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        return all([job.poll() for job in self._jobs])
+        return all(job.poll() for job in self._jobs)
 
     def is_success(self) -> bool:
         return self.is_completed() and not any(job.failure for job in self._jobs)
