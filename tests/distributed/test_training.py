@@ -146,7 +146,10 @@ def test_fsdp2_from_meta_in_bfloat16_and_accumulating(two: World) -> None:
 
 def check_tensor_parallel(steps: int) -> None:
     model = gpt().to("tpu")
-    plan = {name: ColwiseParallel() for name in ("q", "k", "v", "up")} | {"out": RowwiseParallel(), "down": RowwiseParallel()}
+    plan = {name: ColwiseParallel() for name in ("q", "k", "v", "up")} | {
+        "out": RowwiseParallel(),
+        "down": RowwiseParallel(),
+    }
     for layer in model.layers:
         parallelize_module(layer, init_device_mesh("tpu", (2,)), plan)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False)

@@ -12,6 +12,7 @@ import functools
 import os
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -112,6 +113,29 @@ class Agreement:
         if self._previous is not None:
             self._store.delete_key(self._previous)  # every rank is past it
         self._previous = key
+        return ""
+
+    def compare_programs(self, ranks: Sequence[int], number: int, title: str) -> str:
+        """Whether these ranks compile the same program, the so-manyth of theirs together; says how they differ."""
+        place = places.where(places.here_or_backward())
+        prefix = f"program/{'_'.join(map(str, ranks))}/{number}/"
+        self._store.set(f"{prefix}{self._ranks[self._rank]}", _SEPARATOR.join((title, place)))
+        deadline = time.monotonic() + self.timeout.total_seconds()
+        pause = _SHORTEST_PAUSE
+        while not self._store.check([f"{prefix}{rank}" for rank in ranks]):
+            if time.monotonic() > deadline:
+                absent = [r for r in ranks if not self._store.check([f"{prefix}{r}"])]
+                return f"rank {absent} did not come to program {number} of the ranks {list(ranks)}, called at {place}"
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        for rank in ranks:
+            other, _, line = self._store.get(f"{prefix}{rank}").decode().partition(_SEPARATOR)
+            if other != title:
+                return (
+                    f"the ranks differ: rank {self._ranks[self._rank]} compiles a program that communicates at {place}, "
+                    f"rank {rank} another one at {line}. Every rank must compile the same graphs in the same order "
+                    "(docs/user/when-ranks-disagree.md)"
+                )
         return ""
 
     def _wait(self, keys: list[str], deadline: float, job: Job) -> bool:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from torch_tpu.distributed import groups, hosted
+from torch_tpu.distributed import groups, hosted, joining, programs
 from torch_tpu.distributed.agreement import Agreement
 from torch_tpu.distributed.channel import Channel
 from torch_tpu.distributed.values import write
@@ -97,6 +97,7 @@ class TpuProcessGroup(_ProcessGroup):
         cpu: the group for tensors of the CPU.
         gloo: what moves tensors of the device, where their memory is the host's.
         collectives, peers: where those begin, and where sends and receives begin.
+        engine: the module whose functions begin them.
     """
 
     def __init__(self, store: Any, rank: int, ranks: Sequence[int], timeout: datetime.timedelta) -> None:
@@ -121,6 +122,7 @@ class TpuProcessGroup(_ProcessGroup):
         agreement = Agreement(dist.PrefixStore("agreement/", store), rank, self.ranks, timeout)
         self.collectives = Channel(agreement)
         self.peers = Channel(agreement)
+        self.engine: Any = programs if joining.engine() == "xla" else hosted
         groups.opened(self)
 
     def getBackendName(self) -> str:
@@ -143,40 +145,40 @@ class TpuProcessGroup(_ProcessGroup):
     @_of_device
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
         op = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
-        results, job = hosted.all_reduce(self, tensors, op)
+        results, job = self.engine.all_reduce(self, tensors, op)
         _write(tensors, results)
         return Work([job], list(tensors))
 
     @_of_device
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
         op = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
-        results, job = hosted.all_reduce(self, tensors, op)
+        results, job = self.engine.all_reduce(self, tensors, op)
         _write(tensors, results)
         return Work([job], list(tensors))
 
     @_of_device
     def reduce(self, tensors: Tensors, opts: Any) -> Work:
-        results, job = hosted.reduce(self, tensors[0], opts.reduceOp, opts.rootRank)
+        results, job = self.engine.reduce(self, tensors[0], opts.reduceOp, opts.rootRank)
         _write(tensors[: len(results)], results)
         return Work([job], list(tensors))
 
     @_of_device
     def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Work:
         op = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
-        results, job = hosted.reduce_scatter(self, [given], [output.shape], op)
+        results, job = self.engine.reduce_scatter(self, [given], [output.shape], op)
         _write([output], results)
         return Work([job], [output])
 
     @_of_device
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         op = opts.reduceOp if opts is not None else dist.ReduceOp.SUM
-        results, job = hosted.reduce_scatter(self, inputs, [o.shape for o in outputs], op)
+        results, job = self.engine.reduce_scatter(self, inputs, [o.shape for o in outputs], op)
         _write(outputs, results)
         return Work([job], list(outputs))
 
     @_of_device
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Work:
-        results, job = hosted.reduce_scatter_list(self, inputs[0], opts.reduceOp)
+        results, job = self.engine.reduce_scatter_list(self, inputs[0], opts.reduceOp)
         _write(outputs, results)
         return Work([job], list(outputs))
 
@@ -184,20 +186,20 @@ class TpuProcessGroup(_ProcessGroup):
 
     @_of_device
     def broadcast(self, tensors: Tensors, opts: Any) -> Work:
-        results, job = hosted.broadcast(self, tensors, opts.rootRank)
+        results, job = self.engine.broadcast(self, tensors, opts.rootRank)
         if self.rank() != opts.rootRank:
             _write(tensors, results)
         return Work([job], list(tensors))
 
     @_of_device
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None) -> Work:
-        results, job = hosted.all_gather(self, [given], [output.shape])
+        results, job = self.engine.all_gather(self, [given], [output.shape])
         _write([output], results)
         return Work([job], [output])
 
     @_of_device
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        results, job = hosted.all_gather(self, inputs, [o.shape for o in outputs])
+        results, job = self.engine.all_gather(self, inputs, [o.shape for o in outputs])
         _write(outputs, results)
         return Work([job], list(outputs))
 
@@ -205,7 +207,7 @@ class TpuProcessGroup(_ProcessGroup):
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Work:
         jobs = []
         for tensors, given in zip(outputs, inputs, strict=True):
-            results, job = hosted.all_gather_list(self, given, [t.shape for t in tensors])
+            results, job = self.engine.all_gather_list(self, given, [t.shape for t in tensors])
             _write(tensors, results)
             jobs.append(job)
         return Work(jobs, [list(tensors) for tensors in outputs])
@@ -215,21 +217,21 @@ class TpuProcessGroup(_ProcessGroup):
         """The other way round than `allgather`: a list for each rank."""
         jobs = []
         for tensors, given in zip(zip(*outputs, strict=True), inputs, strict=True):
-            results, job = hosted.all_gather_list(self, given, [t.shape for t in tensors])
+            results, job = self.engine.all_gather_list(self, given, [t.shape for t in tensors])
             _write(tensors, results)
             jobs.append(job)
         return Work(jobs, [list(tensors) for tensors in outputs])
 
     @_of_device
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Work:
-        results, job = hosted.gather(self, inputs[0], opts.rootRank)
+        results, job = self.engine.gather(self, inputs[0], opts.rootRank)
         if results:
             _write(outputs[0], results)
         return Work([job], [list(tensors) for tensors in outputs])
 
     @_of_device
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Work:
-        results, job = hosted.scatter(self, inputs[0] if inputs else [], outputs[0], opts.rootRank)
+        results, job = self.engine.scatter(self, inputs[0] if inputs else [], outputs[0], opts.rootRank)
         _write(outputs, results)
         return Work([job], list(outputs))
 
@@ -237,13 +239,13 @@ class TpuProcessGroup(_ProcessGroup):
     def all_to_all_single(
         self, output: torch.Tensor, given: torch.Tensor, received: Sequence[int], sent: Sequence[int], opts: Any = None
     ) -> Work:
-        results, job = hosted.all_to_all(self, given, output.shape, received, sent)
+        results, job = self.engine.all_to_all(self, given, output.shape, received, sent)
         _write([output], results)
         return Work([job], [output])
 
     @_of_device
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        results, job = hosted.all_to_all_list(self, inputs, [o.shape for o in outputs])
+        results, job = self.engine.all_to_all_list(self, inputs, [o.shape for o in outputs])
         _write(outputs, results)
         return Work([job], list(outputs))
 
@@ -258,17 +260,17 @@ class TpuProcessGroup(_ProcessGroup):
 
     @_of_device
     def send(self, tensors: Tensors, peer: int, tag: int = 0) -> Work:
-        return Work([hosted.send(self, tensors[0], peer, tag)], list(tensors))
+        return Work([self.engine.send(self, tensors[0], peer, tag)], list(tensors))
 
     @_of_device
     def recv(self, tensors: Tensors, peer: int, tag: int = 0) -> Work:
-        results, job = hosted.receive(self, tensors[0], peer, tag)
+        results, job = self.engine.receive(self, tensors[0], peer, tag)
         _write(tensors, results)
         return Work([job], list(tensors))
 
     @_of_device
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
-        results, job = hosted.receive(self, tensors[0], None, tag)
+        results, job = self.engine.receive(self, tensors[0], None, tag)
         _write(tensors, results)
         return Work([job], list(tensors))
 
@@ -277,7 +279,7 @@ class TpuProcessGroup(_ProcessGroup):
     def barrier(self, opts: Any = None) -> Work:
         torch.tpu.synchronize()  # type: ignore[attr-defined]
         timeout = getattr(opts, "timeout", None)
-        work = Work([hosted.barrier(self)], [], blocks=True)
+        work = Work([self.engine.barrier(self)], [], blocks=True)
         if timeout and timeout.total_seconds() > 0:
             work.wait(timeout)
         return work
@@ -338,5 +340,10 @@ class TpuProcessGroup(_ProcessGroup):
 
 def create(options: Any, backend_options: Any = None) -> TpuProcessGroup:
     """What `torch.distributed` calls for the backend `tpu_dist`."""
-    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
-    return TpuProcessGroup(options.store, options.group_rank, ranks, options.timeout)
+    members = list(options.global_ranks_in_group)
+    made = TpuProcessGroup(
+        options.store, options.group_rank, members or list(range(options.group_size)), options.timeout
+    )
+    if not members:
+        joining.prepare(options.store, made.rank(), made.size(), made.collectives.agreement)
+    return made

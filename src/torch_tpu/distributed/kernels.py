@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch._C import _distributed_c10d as c10d
 
-from torch_tpu.distributed import hosted
 from torch_tpu.distributed.group import TpuProcessGroup
 from torch_tpu.distributed.values import write
 from torch_tpu.tensor.storage import value_of
@@ -44,7 +43,7 @@ def _kernel(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 @_kernel("all_reduce")
 def all_reduce(group: TpuProcessGroup, given: torch.Tensor, op: str) -> torch.Tensor:
-    return hosted.all_reduce(group, [given], op)[0][0]
+    return group.engine.all_reduce(group, [given], op)[0][0]
 
 
 @_kernel("all_reduce_")
@@ -55,26 +54,26 @@ def all_reduce_(group: TpuProcessGroup, given: torch.Tensor, op: str) -> torch.T
 
 @_kernel("all_reduce_coalesced")
 def all_reduce_coalesced(group: TpuProcessGroup, given: Sequence[torch.Tensor], op: str) -> list[torch.Tensor]:
-    return hosted.all_reduce(group, given, op)[0]
+    return group.engine.all_reduce(group, given, op)[0]
 
 
 @_kernel("all_reduce_coalesced_")
 def all_reduce_coalesced_(group: TpuProcessGroup, given: Sequence[torch.Tensor], op: str) -> Sequence[torch.Tensor]:
-    for target, result in zip(given, hosted.all_reduce(group, given, op)[0], strict=True):
+    for target, result in zip(given, group.engine.all_reduce(group, given, op)[0], strict=True):
         write(target, value_of(result.untyped_storage()))
     return given
 
 
 @_kernel("all_gather_into_tensor")
 def all_gather_into_tensor(group: TpuProcessGroup, given: torch.Tensor, size: int) -> torch.Tensor:
-    return hosted.all_gather(group, [given], [_gathered(given, size)])[0][0]
+    return group.engine.all_gather(group, [given], [_gathered(given, size)])[0][0]
 
 
 @_kernel("all_gather_into_tensor_out")
 def all_gather_into_tensor_out(
     group: TpuProcessGroup, given: torch.Tensor, size: int, *, out: torch.Tensor
 ) -> torch.Tensor:
-    write(out, value_of(hosted.all_gather(group, [given], [out.shape])[0][0].untyped_storage()))
+    write(out, value_of(group.engine.all_gather(group, [given], [out.shape])[0][0].untyped_storage()))
     return out
 
 
@@ -82,7 +81,7 @@ def all_gather_into_tensor_out(
 def all_gather_into_tensor_coalesced(
     group: TpuProcessGroup, given: Sequence[torch.Tensor], size: int
 ) -> list[torch.Tensor]:
-    return hosted.all_gather(group, given, [_gathered(t, size) for t in given])[0]
+    return group.engine.all_gather(group, given, [_gathered(t, size) for t in given])[0]
 
 
 def _gathered(given: torch.Tensor, size: int) -> tuple[int, ...]:
@@ -91,14 +90,14 @@ def _gathered(given: torch.Tensor, size: int) -> tuple[int, ...]:
 
 @_kernel("reduce_scatter_tensor")
 def reduce_scatter_tensor(group: TpuProcessGroup, given: torch.Tensor, op: str, size: int) -> torch.Tensor:
-    return hosted.reduce_scatter(group, [given], [_scattered(given, size)], op)[0][0]
+    return group.engine.reduce_scatter(group, [given], [_scattered(given, size)], op)[0][0]
 
 
 @_kernel("reduce_scatter_tensor_out")
 def reduce_scatter_tensor_out(
     group: TpuProcessGroup, given: torch.Tensor, op: str, size: int, *, out: torch.Tensor
 ) -> torch.Tensor:
-    write(out, value_of(hosted.reduce_scatter(group, [given], [out.shape], op)[0][0].untyped_storage()))
+    write(out, value_of(group.engine.reduce_scatter(group, [given], [out.shape], op)[0][0].untyped_storage()))
     return out
 
 
@@ -106,7 +105,7 @@ def reduce_scatter_tensor_out(
 def reduce_scatter_tensor_coalesced(
     group: TpuProcessGroup, given: Sequence[torch.Tensor], op: str, size: int
 ) -> list[torch.Tensor]:
-    return hosted.reduce_scatter(group, given, [_scattered(t, size) for t in given], op)[0]
+    return group.engine.reduce_scatter(group, given, [_scattered(t, size) for t in given], op)[0]
 
 
 def _scattered(given: torch.Tensor, size: int) -> tuple[int, ...]:
@@ -120,18 +119,18 @@ def all_to_all_single(
     group: TpuProcessGroup, given: torch.Tensor, received: Sequence[int], sent: Sequence[int]
 ) -> torch.Tensor:
     shape = (sum(received) if received else given.shape[0], *given.shape[1:])
-    return hosted.all_to_all(group, given, shape, list(received), list(sent))[0][0]
+    return group.engine.all_to_all(group, given, shape, list(received), list(sent))[0][0]
 
 
 @_kernel("broadcast")
 def broadcast(group: TpuProcessGroup, given: torch.Tensor, root: int) -> torch.Tensor:
-    results, _ = hosted.broadcast(group, [given], root)
+    results, _ = group.engine.broadcast(group, [given], root)
     return results[0] if results else given.clone()
 
 
 @_kernel("broadcast_")
 def broadcast_(group: TpuProcessGroup, given: torch.Tensor, root: int) -> torch.Tensor:
-    for result in hosted.broadcast(group, [given], root)[0]:
+    for result in group.engine.broadcast(group, [given], root)[0]:
         write(given, value_of(result.untyped_storage()))
     return given
 
@@ -139,13 +138,13 @@ def broadcast_(group: TpuProcessGroup, given: torch.Tensor, root: int) -> torch.
 @_kernel("isend")
 def isend(group: TpuProcessGroup, given: torch.Tensor, peer: int, tag: int) -> torch.Tensor:
     """`peer` is a rank of the world, as in `irecv`."""
-    hosted.send(group, given, group.ranks.index(peer), tag)
+    group.engine.send(group, given, group.ranks.index(peer), tag)
     return given.new_empty(0)
 
 
 @_kernel("irecv")
 def irecv(group: TpuProcessGroup, like: torch.Tensor, peer: int, tag: int) -> torch.Tensor:
-    write(like, value_of(hosted.receive(group, like, group.ranks.index(peer), tag)[0][0].untyped_storage()))
+    write(like, value_of(group.engine.receive(group, like, group.ranks.index(peer), tag)[0][0].untyped_storage()))
     return like
 
 

@@ -103,7 +103,7 @@ def find_plan(key: tuple[Any, ...], sig: CallSignature, make: Callable[[], Call]
                 plan = make_plan(call)
                 stored_plans.keep(call, plan)
             check_fits(plan.nbytes)
-            if mode.fused:
+            if mode.fused and not plan.ranks:
                 plan.call = call
             else:
                 plan.compiled()
@@ -143,6 +143,12 @@ runtime_client.forget_programs = clear_plans
 
 _number_buffers = Recent(4096)
 _start_buffers = Recent(16384)
+
+
+def clear_numbers() -> None:
+    """Forgets the device's copies of numbers."""
+    _number_buffers.clear()
+    _start_buffers.clear()
 
 
 def number_buffer(value: Any, dtype: torch.dtype) -> Buffer:
@@ -191,8 +197,11 @@ def _arguments(plan: Plan, sig: CallSignature, generator: Any) -> list[Buffer]:
 
 
 def submit(plan: Plan, sig: CallSignature, generator: Any = None) -> Any:
-    """Runs or records a plan on a call's tensors and returns what the operator returns."""
-    if mode.fused:
+    """Runs or records a plan on a call's tensors and returns what the operator returns.
+
+    A program that communicates runs now: other ranks may never do what is recorded before and after it.
+    """
+    if mode.fused and not plan.ranks:
         return defer(plan, sig, generator)
     arguments = _arguments(plan, sig, generator)
     if plan.updated:

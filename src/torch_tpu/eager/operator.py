@@ -148,7 +148,7 @@ class Operator:
         if key_of_simple is not None and not self._looks_at_numbers(sig):
             simple.keep(key_of_simple, plan, sig)
         try:
-            return execute.defer(plan, sig, generator) if mode.fused else execute.submit(plan, sig, generator)
+            return execute.submit(plan, sig, generator)
         except execute.Changed:
             return self._call_any(args, kwargs, None)
 

@@ -60,6 +60,7 @@ FAMILIES = (
     "padded",
     "control_flow",
     "checkpoint",
+    "collectives",
     "flex_attention",
 )
 

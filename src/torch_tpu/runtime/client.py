@@ -154,10 +154,12 @@ class Client:
         runs: Whether programs run; if not, buffers have shapes and no contents.
         total_memory: Bytes that no value can exceed.
         fingerprint: What a program depends on besides its module and options (`runtime.fingerprint`).
+        is_of_world: Whether it belongs to a world of processes, so that programs can communicate.
         names_operators: Whether programs say which operator and line of the user's program each operation comes from.
     """
 
     runs = True
+    is_of_world = False
     names_operators = False
 
     def __init__(self, chosen: platform.Platform) -> None:
@@ -244,13 +246,17 @@ class Client:
         results: Sequence[tuple[tuple[int, ...], npt.DTypeLike]],
         options: Options | None = None,
         custom_calls: Collection[str] = (),
+        ranks: tuple[int, ...] = (),
     ) -> Executable:
         """Compiles a StableHLO module (an `ir.Module`, or text as bytes) whose results have these shapes and dtypes.
 
         Args:
             options: XLA debug options by name, on top of the project's own.
             custom_calls: the functions the module calls.
+            ranks: the processes that run it together, this one among them.
         """
+        if ranks and not self.is_of_world:
+            return join_world().compile(module, results, options, custom_calls, ranks)
         if any(name.startswith("lapack_") for name in custom_calls):
             compat.register_lapack()
         chosen = dict(DEBUG_OPTIONS)
@@ -261,13 +267,15 @@ class Client:
         executable = self._executables.get(key)
         if executable is None:
             avals = [Aval(shape, dtype) for shape, dtype in results]
-            executable = self._executables[key] = self._executable(key, module, chosen, avals)
+            executable = self._executables[key] = self._executable(key, module, chosen, avals, ranks)
         return executable
 
     def _key(self, module: Any, options: Options) -> str:
         return fingerprint.of_program(self.fingerprint, module, options.items())
 
-    def _executable(self, key: str, module: Any, options: Options, results: list[Aval]) -> Executable:
+    def _executable(
+        self, key: str, module: Any, options: Options, results: list[Aval], ranks: tuple[int, ...]
+    ) -> Executable:
         if self.runs_on_cpu and forget_programs is not None and self._mappings.is_near_limit():
             metrics.count("programs_forgotten")
             forget_programs()
@@ -431,6 +439,13 @@ def _start(chosen: platform.Platform) -> Client:
         ) from error
 
 
+def _no_world() -> Client:
+    raise NotImplementedError("no process group of the tpu device connects this process with others")
+
+
+# Makes the client of this process one of a world of processes, for the first program that communicates.
+join_world: Callable[[], Client] = _no_world
+
 _client: Client | None = None
 _lock = threading.Lock()
 
@@ -443,6 +458,12 @@ def client() -> Client:
             if _client is None:
                 _client = _start(platform.choose(os.environ))
     return _client
+
+
+def replace(made: Client) -> None:
+    """Makes another client that of this process; buffers and programs of the old one are of no use to it."""
+    global _client
+    _client = made
 
 
 def client_errors() -> type[Exception]:
