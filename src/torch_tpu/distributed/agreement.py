@@ -1,8 +1,10 @@
 """Whether the ranks of a group call the same collective: they compare what they call through the group's store.
 
 When a rank asks, it writes its call under the call's number and waits until every other rank has done so. Each rank
-asks at its first call of a kind, so all of them do. A rank that waits long for a collective asks too: so ranks that
-differ later find each other. `TORCH_TPU_CHECK_COLLECTIVES` may ask more often, or less.
+asks where it calls what has not followed the same few calls before, so all of them do, and in a loop nobody does from
+its third round on. Who leaves the loop asks, before gloo has begun what other ranks don't call, which might end the
+process. A rank that waits long for a collective asks too: so it meets the one that left.
+`TORCH_TPU_CHECK_COLLECTIVES` may ask more often, or less.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import functools
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,8 +24,10 @@ from torch_tpu.distributed.job import Job
 from torch_tpu.metrics import places
 
 VARIABLE = "TORCH_TPU_CHECK_COLLECTIVES"
-# Kinds of calls that are remembered; all ranks forget them at the same call.
-MOST_KINDS = 4096
+# A call is known if it has followed so many others before.
+CONTEXT = 4
+# Such sequences that are remembered; all ranks forget them at the same call.
+MOST_KNOWN = 4096
 # Seconds between two looks at the store.
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 1e-4, 0.02
 _SEPARATOR = "\n"
@@ -53,7 +58,8 @@ class Agreement:
         self._rank = rank
         self._ranks = ranks
         self._frequency = frequency()
-        self._kinds: set[str] = set()
+        self._latest: deque[str] = deque(maxlen=CONTEXT)
+        self._known: set[tuple[str, ...]] = set()
         self._lock = threading.Lock()
         self._asked: set[int] = set()
         self._previous: str | None = None
@@ -70,11 +76,13 @@ class Agreement:
             return False
         if isinstance(self._frequency, int) and job.number % self._frequency == 0:
             return True
-        if job.title in self._kinds:
+        sequence = (*self._latest, job.title)
+        self._latest.append(job.title)
+        if sequence in self._known:
             return False
-        if len(self._kinds) >= MOST_KINDS:
-            self._kinds.clear()
-        self._kinds.add(job.title)
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        self._known.add(sequence)
         return True
 
     def ask(self, job: Job) -> str:
@@ -90,7 +98,7 @@ class Agreement:
         except dist.DistError as error:
             return f"the other ranks could not be asked what they call: {str(error).splitlines()[0]}"
         finally:
-            self._asked.discard(job.number - MOST_KINDS)
+            self._asked.discard(job.number - MOST_KNOWN)
 
     def _compare(self, job: Job) -> str:
         own = _SEPARATOR.join((job.title, places.where(job.place)))
@@ -132,8 +140,8 @@ class Agreement:
             other, _, line = self._store.get(f"{prefix}{rank}").decode().partition(_SEPARATOR)
             if other != title:
                 return (
-                    f"the ranks differ: rank {self._ranks[self._rank]} compiles a program that communicates at {place}, "
-                    f"rank {rank} another one at {line}. Every rank must compile the same graphs in the same order "
+                    f"the ranks differ: rank {self._ranks[self._rank]} compiles a program that communicates at "
+                    f"{place}, rank {rank} another one at {line}. Every rank must compile the same graphs in order "
                     "(docs/user/when-ranks-disagree.md)"
                 )
         return ""

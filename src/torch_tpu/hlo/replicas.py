@@ -12,7 +12,8 @@ from torch_tpu.hlo.target import Target
 
 
 def groups_attribute(groups: Sequence[Sequence[int]]) -> Any:
-    return ir.DenseIntElementsAttr.get(np.array(groups, np.int64))
+    numbers: Any = np.array(groups, np.int64)
+    return ir.DenseIntElementsAttr.get(numbers)
 
 
 def settle(module: ir.Module, built: Target) -> None:

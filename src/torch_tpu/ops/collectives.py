@@ -32,7 +32,9 @@ _OF_BOOL = {"sum": hlo.or_, "max": hlo.or_, "product": hlo.and_, "min": hlo.and_
 
 def group_of(name: Any) -> Group:
     """The ranks of a group of `torch.distributed`, by its name or itself."""
-    found: Any = c10d._resolve_process_group(name) if isinstance(name, str) else name
+    found: Any = name
+    if isinstance(name, str):
+        found = c10d._resolve_process_group(name)  # type: ignore[arg-type]
     return Group(dist.get_process_group_ranks(found), dist.get_world_size())
 
 
