@@ -15,12 +15,13 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
 
-from torch_tpu.distributed.job import Job
+from torch_tpu.distributed.job import SLOW, Job
+from torch_tpu.distributed.lifelines import Lifelines
 from torch_tpu.metrics import places
 
 VARIABLE = "TORCH_TPU_CHECK_COLLECTIVES"
@@ -29,7 +30,8 @@ CONTEXT = 4
 # Such sequences that are remembered; all ranks forget them at the same call.
 MOST_KNOWN = 4096
 # Seconds between two looks at the store.
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 1e-4, 0.02
+_SHORTEST_PAUSE, _LONGEST_PAUSE, _LONG_PAUSE = 1e-4, 0.02, 0.2
+PAGE = "docs/user/when-ranks-disagree.md"
 _SEPARATOR = "\n"
 
 
@@ -52,8 +54,9 @@ class Agreement:
         timeout: how long other ranks may take to come.
     """
 
-    def __init__(self, store: Any, rank: int, ranks: list[int], timeout: datetime.timedelta) -> None:
+    def __init__(self, store: Any, rank: int, ranks: list[int], timeout: datetime.timedelta, gloo: Any) -> None:
         self.timeout = timeout
+        self._lifelines = Lifelines(gloo)
         self._given_store = store
         self._rank = rank
         self._ranks = ranks
@@ -101,22 +104,23 @@ class Agreement:
             self._asked.discard(job.number - MOST_KNOWN)
 
     def _compare(self, job: Job) -> str:
-        own = _SEPARATOR.join((job.title, places.where(job.place)))
+        place = places.where(job.place)
         key = self._key(job.number, self._rank)
-        self._store.set(key, own)
-        others = [n for n in range(len(self._ranks)) if n != self._rank]
-        deadline = time.monotonic() + self.timeout.total_seconds()
-        if not self._wait([self._key(job.number, n) for n in others], deadline, job):
-            absent = [n for n in others if not self._store.check([self._key(job.number, n)])]
-            return "" if not absent or job.is_done or self._closed else self._absent(job, absent[0])
-        for n in others:
-            title, _, line = self._store.get(self._key(job.number, n)).decode().partition(_SEPARATOR)
+        self._store.set(key, _SEPARATOR.join((job.title, place)))
+        keys = {n: self._key(job.number, n) for n in range(len(self._ranks)) if n != self._rank}
+        absent = self._wait(keys, lambda: self._closed or job.is_computed)
+        if absent:
+            return f"{absent} collective {job.number} of this group; {self._calls(job.title)} ({PAGE})"
+        if not self._store.check(list(keys.values())):  # it ended meanwhile
+            self._store.delete_key(key)
+            return ""
+        for n, theirs in keys.items():
+            title, _, line = self._store.get(theirs).decode().partition(_SEPARATOR)
             if title != job.title:
                 return (
-                    f"the ranks differ at collective {job.number} of this group: rank {self._ranks[self._rank]} calls "
-                    f"{job.title} at {places.where(job.place)}, rank {self._ranks[n]} calls {title} at {line}. "
-                    "Every rank of a group must call the same collectives in the same order "
-                    "(docs/user/when-ranks-disagree.md)"
+                    f"the ranks differ at collective {job.number} of this group: {self._calls(job.title)} at {place}, "
+                    f"rank {self._ranks[n]} calls {title} at {line}. Every rank of a group must call the same "
+                    f"collectives in the same order ({PAGE})"
                 )
         if self._previous is not None:
             self._store.delete_key(self._previous)  # every rank is past it
@@ -127,41 +131,42 @@ class Agreement:
         """Whether these ranks compile the same program, the so-manyth of theirs together; says how they differ."""
         place = places.where(places.here_or_backward())
         prefix = f"program/{'_'.join(map(str, ranks))}/{number}/"
-        self._store.set(f"{prefix}{self._ranks[self._rank]}", _SEPARATOR.join((title, place)))
-        deadline = time.monotonic() + self.timeout.total_seconds()
-        pause = _SHORTEST_PAUSE
-        while not self._store.check([f"{prefix}{rank}" for rank in ranks]):
-            if time.monotonic() > deadline:
-                absent = [r for r in ranks if not self._store.check([f"{prefix}{r}"])]
-                return f"rank {absent} did not come to program {number} of the ranks {list(ranks)}, called at {place}"
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-        for rank in ranks:
-            other, _, line = self._store.get(f"{prefix}{rank}").decode().partition(_SEPARATOR)
+        own = self._ranks[self._rank]
+        self._store.set(f"{prefix}{own}", _SEPARATOR.join((title, place)))
+        keys = {self._ranks.index(rank): f"{prefix}{rank}" for rank in ranks if rank != own}
+        absent = self._wait(keys, lambda: self._closed)
+        if absent:
+            return (
+                f"{absent} program {number} of the ranks {list(ranks)}, which rank {own} compiles at {place} ({PAGE})"
+            )
+        for n, theirs in keys.items():
+            other, _, line = self._store.get(theirs).decode().partition(_SEPARATOR)
             if other != title:
                 return (
-                    f"the ranks differ: rank {self._ranks[self._rank]} compiles a program that communicates at "
-                    f"{place}, rank {rank} another one at {line}. Every rank must compile the same graphs in order "
-                    "(docs/user/when-ranks-disagree.md)"
+                    f"the ranks differ: rank {own} compiles a program that communicates at {place}, rank "
+                    f"{self._ranks[n]} another one at {line}. Every rank must compile the same graphs in order ({PAGE})"
                 )
         return ""
 
-    def _wait(self, keys: list[str], deadline: float, job: Job) -> bool:
-        """Waits for other ranks' calls; False if they do not come, or the job has ended without them."""
+    def _wait(self, keys: Mapping[int, str], is_over: Callable[[], bool]) -> str:
+        """Waits for what other ranks write, as long as it is not over; says who does not come."""
+        began = time.monotonic()
         pause = _SHORTEST_PAUSE
-        while not self._store.check(keys):
-            if time.monotonic() > deadline or job.is_done or self._closed:
-                return False
+        while not self._store.check(list(keys.values())) and not is_over():
+            waited = time.monotonic() - began
+            if waited > SLOW:
+                for n in (n for n, key in keys.items() if not self._store.check([key])):
+                    end = self._lifelines.end_of(n)
+                    if end:
+                        return f"rank {self._ranks[n]} has ended ({end}) before"
+                    if waited > self.timeout.total_seconds():
+                        return f"rank {self._ranks[n]} did not come within {self.timeout.total_seconds():g} s to"
             time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-        return True
+            pause = min(2 * pause, _LONGEST_PAUSE if waited < SLOW else _LONG_PAUSE)
+        return ""
 
-    def _absent(self, job: Job, n: int) -> str:
-        return (
-            f"rank {self._ranks[n]} did not come to collective {job.number} of this group within "
-            f"{self.timeout.total_seconds():g} s; rank {self._ranks[self._rank]} calls {job.title} there "
-            "(docs/user/when-ranks-disagree.md)"
-        )
+    def _calls(self, title: str) -> str:
+        return f"rank {self._ranks[self._rank]} calls {title}"
 
     def _key(self, number: int, rank: int) -> str:
         return f"call/{number}/{rank}"
