@@ -20,8 +20,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch_tpu import metrics
 from torch_tpu.compile.program import stored_graph
 from torch_tpu.runtime import fingerprint
-from torch_tpu.runtime.client import client
 from torch_tpu.runtime.disk_cache import SUFFIX, DiskCache
+from torch_tpu.runtime.process_client import client
 
 # Trains a little model with what takes part in entries: a buffer that is written, random numbers, an index check, a
 # constant of the graph; once with sizes that vary.

@@ -15,6 +15,7 @@ from torch_tpu.eager.deferred import deferred_graph, segment
 from torch_tpu.eager.program import launch
 from torch_tpu.eager.program.plan import Plan
 from torch_tpu.runtime import client as runtime
+from torch_tpu.runtime import process_client
 from torch_tpu.tensor.storage import Value
 
 EagerMode = torch.tpu.EagerMode
@@ -117,7 +118,7 @@ def test_what_somebody_refers_to_stays(keep: Callable[[torch.Tensor], torch.Tens
 def test_what_the_host_reads_in_place_stays():
     x = ones()
     on_host = x.cpu()
-    array = runtime.client().get(value(x).array)  # on XLA:CPU the buffer's own memory
+    array = process_client.client().get(value(x).array)  # on XLA:CPU the buffer's own memory
     x.add_(1)
     run()
     assert (array == 1).all()

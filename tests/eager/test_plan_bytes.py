@@ -15,8 +15,8 @@ import torch
 from torch_tpu.eager.program import launch, plan_bytes, stored_plans
 from torch_tpu.eager.program.plan import Call, Plan
 from torch_tpu.eager.program.plan_bytes import Damaged
-from torch_tpu.runtime.client import client
 from torch_tpu.runtime.disk_cache import SUFFIX, DiskCache
+from torch_tpu.runtime.process_client import client
 
 
 class Planted:

@@ -28,7 +28,8 @@ from torch_tpu.eager.program import launch, plan
 from torch_tpu.eager.registration import register
 from torch_tpu.ops.core import derived, registry
 from torch_tpu.ops.core.schema import signature
-from torch_tpu.runtime.client import Buffer, client
+from torch_tpu.runtime.client import Buffer
+from torch_tpu.runtime.process_client import client
 
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 

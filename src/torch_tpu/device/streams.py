@@ -53,7 +53,7 @@ def synchronize(device: Any = None) -> None:
     get_device_index(device, optional=True)
     fork.check()
     # Asked of `sys.modules`: a process that never used the device has nothing to wait for, and stays without jaxlib.
-    client = sys.modules.get("torch_tpu.runtime.client")
+    client = sys.modules.get("torch_tpu.runtime.process_client")
     if client is not None and client.is_initialised():
         with metrics.waiting("synchronize"):
             if hooks.flush is not None:

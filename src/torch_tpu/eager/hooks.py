@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 
 def _no_generator(generator: Any, count: int) -> tuple[int, int]:
     raise RuntimeError("the device's random generator is not set up; `import torch_tpu` first")
@@ -34,3 +36,9 @@ def _builds_nothing() -> bool:
 
 # Whether a program is being traced in this thread. The other way round: `plan` sets it, upper layers ask.
 traces: Callable[[], bool] = _builds_nothing
+
+
+def check_device(device: torch.device | None) -> None:
+    """Raises for an index this process has no device for."""
+    if device is not None and device.index:
+        check_index(device.index)

@@ -8,13 +8,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import gc
 import math
 import operator
 import os
 import re
-import sys
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -398,50 +395,7 @@ def load_plugin(name: str, path: Path | None) -> None:
         compat.xla.initialize_pjrt_plugin(name)
 
 
-def _start(chosen: platform.Platform) -> Client:
-    if not getattr(sys, "_is_gil_enabled", lambda: True)():
-        # Counting references to a value, and storing it for every thread to see, both need the interpreter's lock.
-        raise RuntimeError(
-            "the tpu device does not run on a free-threaded interpreter without the global lock: start Python with "
-            "PYTHON_GIL=1 (or -X gil=1), or use an ordinary build of Python"
-        )
-    compat.check_methods()
-    try:
-        if chosen.topology is not None:
-            from torch_tpu.runtime.topology import TopologyClient
-
-            return TopologyClient(chosen)
-        started = Client(chosen)
-        gc.callbacks.append(compat.free_garbage)
-        return started
-    except client_errors() as error:
-        said = str(error).splitlines()[0].rstrip(".")
-        raise RuntimeError(
-            f"the tpu device could not be started: the PJRT platform {chosen.name!r} ({chosen.reason}) said: {said}. "
-            "`torch-tpu doctor` shows what was found; TORCH_TPU_PLATFORM=cpu runs on XLA:CPU instead."
-        ) from error
-
-
-_client: Client | None = None
-_lock = threading.Lock()
-
-
-def client() -> Client:
-    """The client of this process, made at the first call on the platform that `TORCH_TPU_PLATFORM` names."""
-    global _client
-    if _client is None:
-        with _lock:
-            if _client is None:
-                _client = _start(platform.choose(os.environ))
-    return _client
-
-
 def client_errors() -> type[Exception]:
     """What the client raises when compiling or running fails."""
     error: type[Exception] = compat.xla.JaxRuntimeError
     return error
-
-
-def is_initialised() -> bool:
-    """Whether the client exists; a process that forks after this point can't use the device in the child."""
-    return _client is not None

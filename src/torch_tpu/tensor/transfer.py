@@ -12,7 +12,8 @@ import torch
 from torch_tpu import metrics
 from torch_tpu.hlo import types
 from torch_tpu.hlo.strided import contiguous_strides, is_dense
-from torch_tpu.runtime.client import Buffer, NoContents, client, client_errors
+from torch_tpu.runtime.client import Buffer, NoContents, client_errors
+from torch_tpu.runtime.process_client import client
 from torch_tpu.tensor.errors import translate, user_line
 from torch_tpu.tensor.storage import Content, Geometry, Value, geometry, new_tensor, value_of
 

@@ -10,6 +10,7 @@ import sympy
 import torch
 from torch.fx import GraphModule, Node
 
+from torch_tpu.compile.buckets import rules
 from torch_tpu.compile.buckets.padded_layout import Layout, Unsound, extent, is_padded, size_of
 from torch_tpu.compile.buckets.padded_random import Draw
 from torch_tpu.compile.buckets.padded_tracer import PaddedTracer, layout_of
@@ -237,7 +238,7 @@ class BucketedProgram:
             elif layout is not None:
                 value.places = layout
             inputs.append(value)
-        interpreter = PaddedTracer(tracer, self.graph, Sizes(padded, true, fixed))
+        interpreter = PaddedTracer(tracer, self.graph, Sizes(padded, true, fixed), rules.find)
         returned = iter(interpreter.run(*inputs))
         results: list[Any] = []
         found: list[Layout | None] = []

@@ -36,7 +36,7 @@ from torch_tpu.ops.core.schema import bind, signature
 from torch_tpu.ops.tracing import uninitialised
 from torch_tpu.ops.tracing.subgraph import GraphTracer, constants, tensor
 from torch_tpu.ops.tracing.tracer import Data, Tracer, Unknown
-from torch_tpu.runtime.client import client
+from torch_tpu.runtime.process_client import client
 from torch_tpu.tensor.storage import value_of
 
 # Called with each program that a graph gets.

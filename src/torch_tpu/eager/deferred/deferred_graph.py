@@ -34,7 +34,8 @@ from torch_tpu.metrics.user_lines import Place
 from torch_tpu.patching.changes import Changes
 from torch_tpu.patching.needs import function
 from torch_tpu.patching.patch_registry import Moment, optional
-from torch_tpu.runtime.client import Buffer, client, client_errors, launch
+from torch_tpu.runtime.client import Buffer, client_errors, launch
+from torch_tpu.runtime.process_client import client
 from torch_tpu.tensor.errors import translate
 from torch_tpu.tensor.storage import UNSHARED, Content, Geometry, Taken, Value, geometry, references
 

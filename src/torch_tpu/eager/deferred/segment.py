@@ -31,8 +31,9 @@ from torch_tpu.hlo import module, types
 from torch_tpu.hlo.array import Array
 from torch_tpu.metrics import programs
 from torch_tpu.metrics.user_lines import Place, where
-from torch_tpu.runtime.client import Buffer, Executable, client
+from torch_tpu.runtime.client import Buffer, Executable
 from torch_tpu.runtime.cpu_options import LEAST_MEMORY, options_for
+from torch_tpu.runtime.process_client import client
 
 # For each number parameter of a plan the numbers given for it; None for a plan without such parameters.
 Numbers = Sequence[Sequence[Any]] | None

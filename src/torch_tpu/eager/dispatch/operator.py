@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,11 +15,11 @@ from torch_tpu.eager.deferred import deferred_graph
 from torch_tpu.eager.deferred.deferred_graph import NotReadyError
 from torch_tpu.eager.dispatch import fast_path
 from torch_tpu.eager.dispatch.fast_path import PLAIN, SHARED, record, run
+from torch_tpu.eager.hooks import check_device
 from torch_tpu.eager.host import scalar_check, shape_churn
 from torch_tpu.eager.host.fallback import as_cpu_raises, run_on_cpu
 from torch_tpu.eager.host.memory_overlap import check_overlap
 from torch_tpu.eager.host.shape_churn import OnHost
-from torch_tpu.eager.kernels.empty_view_resize import check_device
 from torch_tpu.eager.program import launch
 from torch_tpu.eager.program.call_signature import LAST_INT64, CallSignature, computes_wide, placeholders
 from torch_tpu.eager.program.plan import Call, Plan
@@ -26,7 +27,7 @@ from torch_tpu.ops.core import derived
 from torch_tpu.ops.core.schema import signature
 from torch_tpu.ops.tracing.cpu_acceptance import has_domain
 from torch_tpu.ops.tracing.tracer import Tracer
-from torch_tpu.runtime.client import client
+from torch_tpu.runtime.process_client import client
 
 # What each call looks up.
 # Floats that every float dtype takes in a computation.
@@ -296,3 +297,12 @@ def _made_elsewhere(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, A
 def checks_bounds() -> bool:
     """Whether programs check index bounds: on XLA:CPU always, elsewhere by `TORCH_TPU_CHECK_BOUNDS=1`."""
     return client().runs_on_cpu or os.environ.get("TORCH_TPU_CHECK_BOUNDS", "0") == "1"
+
+
+@cache
+def as_program(func: OpOverload) -> Callable[..., Any]:
+    """The kernel that runs an overload as a compiled program."""
+    from torch_tpu.eager.dispatch.operator import ListOperator, Operator
+
+    is_list = derived.is_entrywise(func) or derived.writes_lists(func)
+    return ListOperator(func) if is_list else Operator(func)

@@ -19,7 +19,8 @@ from torch_tpu.eager.program.plan import Call, Fresh, Plan, fill
 from torch_tpu.hlo import types
 from torch_tpu.metrics.user_lines import Place
 from torch_tpu.ops.core.schema import call
-from torch_tpu.runtime.client import Buffer, client
+from torch_tpu.runtime.client import Buffer
+from torch_tpu.runtime.process_client import client
 from torch_tpu.tensor.storage import Geometry, Value
 from torch_tpu.tensor.transfer import host_memory, host_tensor, upload
 

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from torch_tpu.eager.recent import Recent
 from torch_tpu.hlo.strided import is_dense
 from torch_tpu.ops.core.schema import bind, call, signature
-from torch_tpu.runtime.client import client
+from torch_tpu.runtime.process_client import client
 from torch_tpu.tensor.transfer import host_view
 
 # The CPU's words, or None where it allows it, by operator and overlaps.

@@ -20,7 +20,7 @@ from torch._ops import OpOverload
 from torch_tpu import metrics
 from torch_tpu.eager.host import fallback
 from torch_tpu.ops.core.schema import bind, call, signature
-from torch_tpu.runtime.client import client
+from torch_tpu.runtime.process_client import client
 from torch_tpu.tensor.storage import Content, Value, publishing, value_of
 from torch_tpu.tensor.transfer import from_host, host_memory, host_tensor, upload
 

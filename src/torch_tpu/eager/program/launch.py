@@ -28,7 +28,8 @@ from torch_tpu.eager.recent import Recent
 from torch_tpu.hlo import types
 from torch_tpu.metrics import programs
 from torch_tpu.runtime import client as runtime_client
-from torch_tpu.runtime.client import Buffer, client, client_errors, launch
+from torch_tpu.runtime.client import Buffer, client_errors, launch
+from torch_tpu.runtime.process_client import client
 from torch_tpu.tensor.errors import check_fits, translate
 from torch_tpu.tensor.storage import (
     UNSHARED,

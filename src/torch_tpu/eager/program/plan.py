@@ -28,8 +28,9 @@ from torch_tpu.ops.core.random_bits import Rng
 from torch_tpu.ops.tracing.moving_views import Window
 from torch_tpu.ops.tracing.tracer import Base, Data, Tracer
 from torch_tpu.runtime import fingerprint
-from torch_tpu.runtime.client import Executable, client
+from torch_tpu.runtime.client import Executable
 from torch_tpu.runtime.cpu_options import options_for
+from torch_tpu.runtime.process_client import client
 from torch_tpu.tensor.storage import Geometry, geometry
 
 hooks.traces = builds_here
