@@ -109,7 +109,7 @@ def test_a_graph_comes_back(cache: DiskCache) -> None:
     for came in (COLD, WARM, WARM):
         result, how = anew(scaled, x)
         assert (result.tolist(), how) == (WANT, came)
-    assert list(metrics.programs.graphs)[-1].endswith("of scaled")
+    assert metrics.programs.graphs.entries()[-1].name.endswith("of scaled")
     # Another graph, and the same one for other sizes.
     assert anew(lambda x: (x * 4).relu(), x)[1] == COLD
     assert anew(scaled, torch.ones(3, device="tpu"))[1] == COLD

@@ -12,7 +12,8 @@ from torch import nn
 
 from torch_tpu import metrics
 from torch_tpu.eager.deferred import deferred_graph, segment
-from torch_tpu.eager.program import launch
+from torch_tpu.eager.dispatch import launch
+from torch_tpu.eager.program import argument_buffers, plan_table
 from torch_tpu.eager.program.plan import Plan
 from torch_tpu.runtime import client as runtime
 from torch_tpu.runtime import process_client
@@ -146,7 +147,7 @@ def test_what_backward_needs_stays():
 
 @in_both_modes
 def test_numbers_kept_for_later_stay():
-    before = dict(launch._number_buffers)
+    before = dict(argument_buffers.scalar_buffers)
     x = ones()
     for _ in range(3):
         x.mul_(2.0).add_(0.5)
@@ -154,7 +155,7 @@ def test_numbers_kept_for_later_stay():
     with torch.tpu.set_eager_mode(EagerMode.DEFER_NEVER):
         x.mul_(2.0).add_(0.5)
     assert x[0].item() == ((1 * 2 + 0.5) * 2 + 0.5) * 4 + 1.5
-    assert not any(b.is_deleted() for b in [*before.values(), *launch._number_buffers.values()])
+    assert not any(b.is_deleted() for b in [*before.values(), *argument_buffers.scalar_buffers.values()])
 
 
 def test_what_another_thread_has_recorded_stays():
@@ -204,7 +205,7 @@ def test_an_interruption_when_programs_have_started_loses_nothing(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(deferred_graph, "launch", interrupted)
-    monkeypatch.setattr(launch, "launch", interrupted)
+    monkeypatch.setattr(launch, "enqueue", interrupted)
     for t in (x, y):
         with contextlib.suppress(KeyboardInterrupt):
             t.add_(1)
@@ -253,9 +254,9 @@ def test_a_training_step_writes_in_place_and_compiles_nothing_new():
 
 def compiled_plan(function: Callable[..., object]) -> Plan:
     """The plan of the graph that this call compiles."""
-    known = set(launch._plans)
+    known = set(plan_table.plans)
     function()
-    (plan,) = [plan for key, plan in launch._plans.items() if key not in known and plan.name == "graph"]
+    (plan,) = [plan for key, plan in plan_table.plans.items() if key not in known and plan.name == "graph"]
     return plan
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from torch_tpu.eager import hooks
+from torch_tpu import hooks
 
 in_bad_fork = False
 

@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 
-from torch_tpu import metrics
+from torch_tpu import hooks, metrics
 from torch_tpu.device import fork
 from torch_tpu.device.device_index import get_device_index
-from torch_tpu.eager import hooks
 
 __all__ = [
     "Event",

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from torch_tpu import metrics
+from torch_tpu import hooks, metrics
 from torch_tpu.runtime import (
     analysis,
     compat,
@@ -49,9 +49,6 @@ _LACKS_OPTION = re.compile(r"No such compile option: '(\w+)'|While setting optio
 _runs: deque[Any] = deque()
 # An older run has ended, or is waited for.
 MOST_RUNS = 256
-
-# Called when so many programs are loaded that more could crash the process: drops those that are kept for later.
-forget_programs: Callable[[], None] | None = None
 
 
 class NoContents(RuntimeError):
@@ -256,9 +253,9 @@ class Client:
         return fingerprint.of_program(self.fingerprint, module, options.items())
 
     def _executable(self, key: str, module: Any, options: Options, results: list[Aval]) -> Executable:
-        if self.runs_on_cpu and forget_programs is not None and self._mappings.is_near_limit():
+        if self.runs_on_cpu and self._mappings.is_near_limit():
             metrics.count("programs_forgotten")
-            forget_programs()
+            hooks.forget_programs()
         loaded = self._load_or_compile(key, module, options)
         handlers = [compat.result_handler(aval, self._sharding) for aval in results]
         return Executable(loaded, handlers, sum(aval.size * aval.dtype.itemsize for aval in results))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from torch_tpu import metrics
+from torch_tpu import hooks, metrics
 from torch_tpu.hlo import types
 from torch_tpu.hlo.strided import contiguous_strides, is_dense
 from torch_tpu.runtime.client import Buffer, NoContents, client_errors
@@ -19,10 +19,6 @@ from torch_tpu.tensor.storage import Content, Geometry, Value, geometry, new_ten
 
 # numpy has no dtype for these; their bits travel as an integer of the same width.
 _AS_INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-# Called before a value is shown to the host: raises what the programs that led to it found wrong.
-before_reading: Callable[[], None] | None = None
 
 
 def to_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
@@ -118,8 +114,8 @@ def host_view(tensor: torch.Tensor, why: str = "copy to the host") -> torch.Tens
     with metrics.waiting(why):
         if value.array is None:
             return torch.zeros(tensor.shape, dtype=tensor.dtype)
-        if before_reading is not None:
-            before_reading()
+        if hooks.before_reading is not None:
+            hooks.before_reading()
         array = contents(value.array)
     metrics.count("device_to_host_bytes", array.nbytes)
     elements = from_numpy(array, g.dtype)

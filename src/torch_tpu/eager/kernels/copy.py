@@ -8,9 +8,9 @@ import torch
 
 from torch_tpu import metrics
 from torch_tpu.eager.dispatch.operator import as_program
-from torch_tpu.eager.hooks import check_device
 from torch_tpu.eager.kernel_table import kernel
 from torch_tpu.hlo.strided import is_dense
+from torch_tpu.hooks import check_device
 from torch_tpu.metrics.user_warnings import warn
 from torch_tpu.tensor.errors import device_mismatch, no_such_tensors
 from torch_tpu.tensor.storage import Content, Value, geometry, new_tensor, value_of

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from torch_tpu.eager import hooks
-from torch_tpu.eager.hooks import check_device
+from torch_tpu import hooks
 from torch_tpu.eager.kernel_table import kernel
 from torch_tpu.hlo import strided, types
+from torch_tpu.hooks import check_device
 from torch_tpu.ops.tracing import uninitialised
 from torch_tpu.tensor import storage as st
 from torch_tpu.tensor.errors import check_fits, no_such_tensors

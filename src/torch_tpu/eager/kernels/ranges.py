@@ -9,8 +9,8 @@ import torch
 from torch._ops import OpOverload
 
 from torch_tpu.eager.dispatch.operator import as_program
-from torch_tpu.eager.hooks import check_device
 from torch_tpu.eager.kernel_table import kernel
+from torch_tpu.hooks import check_device
 
 aten = torch.ops.aten
 Number = int | float | complex
