@@ -15,8 +15,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from tests.compile.test_layers import IDS, _any_size, equals_cpu, layered, train  # noqa: F401
 from tests.compile.test_outline import Layer, Model, captured, outlined
-from torch_tpu.compile.layers.differentiate import Region
 from torch_tpu.compile.layers import layered_program, outline, repetition
+from torch_tpu.compile.layers.differentiate import Region
 from torch_tpu.compile.program import graph_program
 from torch_tpu.compile.program.graph_program import GraphProgram
 from torch_tpu.ops.checkpoint import after
