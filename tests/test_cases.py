@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.cases import __main__ as command
-from tests.cases import one, results, run
+from tools.cases import __main__ as command
+from tools.cases import one, results, run
 
 PASSES = "def case(device):\n    assert torch.ones(2, device=device).sum().item() == 2\n"
 FAILS = "def case(device):\n    assert torch.ones(2, device=device).sum().item() == 3, 'it is 2'\n"
