@@ -151,10 +151,15 @@ def operators(
 
 
 @app.command()
-def topologies() -> None:
-    """Lists the TPUs that can be compiled for here: TORCH_TPU_PLATFORM and `plan --target` take these names.
+def topologies(
+    every: Annotated[
+        bool, typer.Option("--all", help="Also list shapes that the compiler accepts but nobody rents out.")
+    ] = False,
+) -> None:
+    """Lists the TPU slices to compile for: TORCH_TPU_PLATFORM and `plan --target` take these names.
 
-    The figures are those Google publishes for one device, of which a TPU v7 chip has two; nothing is measured.
+    These are the slices that Google Cloud rents out. The figures are the published peaks of one device (a TPU v7 chip
+    has two devices); nothing is measured. TPU v4 is not listed: libtpu can't compile for it as its users get it.
     """
     from torch_tpu.runtime import topology
 
@@ -162,15 +167,18 @@ def topologies() -> None:
     if library is None:
         typer.echo("libtpu is not installed. Run `pip install 'torch-tpu[tpu]'`.", err=True)
         raise typer.Exit(1)
-    table = Table("name", "TPU", "chips", "devices", "HBM each", "bfloat16 each", "HBM speed each", box=None)
-    for found in topology.accepted(library):
+    table = Table("name", "TPU", "chips", "devices", "HBM", "bfloat16", "HBM speed", box=None)
+    if every:
+        table.add_column("rented")
+    for found in topology.accepted(library, every):
         kind = found.generation
-        table.add_row(
+        row = (
             *(found.name, kind.name, f"{found.chips:,}", f"{found.devices:,}"),
             f"{kind.hbm_bytes_per_device / GIB:.0f} GiB",
             f"{kind.bf16_flops_per_device / 1e12:,.1f} TFLOP/s",
             f"{kind.hbm_bandwidth_per_device / 1e9:,.0f} GB/s",
         )
+        table.add_row(*row, *(["yes" if found.rented else "no"] if every else []))
     Console().print(table)
 
 

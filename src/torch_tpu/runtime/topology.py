@@ -6,6 +6,7 @@ Buffers have shapes and no contents. Asking for contents is an error, unless an 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import time
 import zlib
@@ -219,24 +220,33 @@ def open_topology(name: str, library: Path | None) -> Sequence[Any]:
 
 @dataclass(frozen=True)
 class Accepted:
-    """A topology that libtpu compiles for: `devices` PJRT devices on `chips` chips."""
+    """A topology that libtpu compiles for: `devices` PJRT devices on `chips` chips; `rented` as such by Google Cloud."""
 
     name: str
     generation: Generation
     chips: int
     devices: int
+    rented: bool
 
 
-def accepted(library: Path, most_chips: int = 1024) -> Iterator[Accepted]:
-    """The topologies libtpu accepts, of those with sides that are powers of two, smallest first."""
+def accepted(library: Path, every: bool = False, most_chips: int = 1024) -> Iterator[Accepted]:
+    """The topologies libtpu accepts, by generation, smallest first.
+
+    Args:
+        every: also those that nobody rents out, of up to `most_chips` chips with sides that are powers of two.
+    """
     for prefix, generation in BY_TOPOLOGY.items():
-        for sides in _shapes(generation.dimensions, most_chips):
-            name = f"{prefix}:{'x'.join(map(str, sides))}"
+        shapes = set(generation.slices)
+        if every:
+            shapes |= {"x".join(map(str, sides)) for sides in _shapes(generation.dimensions, most_chips)}
+        sides_of = {shape: tuple(map(int, shape.split("x"))) for shape in shapes}
+        for shape in sorted(shapes, key=lambda shape: (math.prod(sides_of[shape]), sides_of[shape])):
             try:
-                devices = open_topology(name, library)
+                devices = open_topology(f"{prefix}:{shape}", library)
             except client_errors():
                 continue
-            yield Accepted(name, generation, int(np.prod(sides)), len(devices))
+            chips = math.prod(sides_of[shape])
+            yield Accepted(f"{prefix}:{shape}", generation, chips, len(devices), shape in generation.slices)
 
 
 def _shapes(dimensions: int, most_chips: int) -> list[tuple[int, ...]]:
@@ -244,6 +254,5 @@ def _shapes(dimensions: int, most_chips: int) -> list[tuple[int, ...]]:
     powers = [1 << k for k in range(most_chips.bit_length())]
     shapes: list[tuple[int, ...]] = [()]
     for _ in range(dimensions):
-        shapes = [(*shape, side) for shape in shapes for side in powers if int(np.prod((*shape, side))) <= most_chips]
-    ordered = [s for s in shapes if s == tuple(sorted(s)) or (len(s) == 3 and s[2] == 1 and s[0] <= s[1])]
-    return sorted(ordered, key=lambda shape: (int(np.prod(shape)), shape))
+        shapes = [(*shape, side) for shape in shapes for side in powers if math.prod((*shape, side)) <= most_chips]
+    return [s for s in shapes if s == tuple(sorted(s)) or (len(s) == 3 and s[2] == 1 and s[0] <= s[1])]
