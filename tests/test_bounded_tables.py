@@ -171,6 +171,7 @@ FIXED = {
     "ops/registry.py _decompositions": "operators",
     "ops/registry.py _higher_order": "operators",
     "ops/registry.py _lowerings": "operators",
+    "ops/registry.py _modules": "operators",
     "runtime/client.py _runs": "MOST_RUNS",
     "tensor/storage.py _geometries": "weak",
 }

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
 from torch_tpu import metrics
@@ -220,7 +219,10 @@ def open_topology(name: str, library: Path | None) -> Sequence[Any]:
 
 @dataclass(frozen=True)
 class Accepted:
-    """A topology that libtpu compiles for: `devices` PJRT devices on `chips` chips; `rented` as such by Google Cloud."""
+    """A topology that libtpu compiles for: `devices` PJRT devices on `chips` chips.
+
+    `rented` says whether Google Cloud rents such a slice out.
+    """
 
     name: str
     generation: Generation
