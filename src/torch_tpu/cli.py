@@ -254,7 +254,7 @@ def _package(name: str) -> Finding:
     if oldest and versions.numbers(version) < versions.numbers(oldest):
         return Finding(name, version, usable=False, advice=f"run `pip install '{name}>={oldest}'`.")
     if versions.is_newer(name, version):
-        return Finding(name, version, advice=f"newer than the versions that were tested: {versions.tested(name)}.")
+        return Finding(name, version, advice=f"newer than the tested versions: {versions.tested(name)}.")
     return Finding(name, version)
 
 
@@ -284,7 +284,7 @@ def _cache_folder() -> Finding:
     except ValueError as error:
         return Finding("disk cache", "none", usable=False, advice=f"{error}.")
     if cache is None:
-        return Finding("disk cache", "off: TORCH_TPU_CACHE_DIR is empty, or the user has no home")
+        return Finding("disk cache", "off: TORCH_TPU_CACHE_DIR is empty, or the user has no home folder")
     return Finding("disk cache", str(cache.folder), advice=cache.why_unused())
 
 
@@ -305,7 +305,8 @@ def _platform() -> list[Finding]:
         findings.append(_device_files())
     if chosen.stand_in:
         runs_on = "XLA:CPU" if chosen.name == "cpu" else f"the plugin {chosen.name}"
-        findings.append(Finding("stand-in", f"{runs_on} stands in for a {chosen.stand_in.name}"))
+        named = chosen.stand_in.name
+        findings.append(Finding("stand-in", f"{runs_on} runs the programs; the device calls itself {named}"))
     return findings
 
 
@@ -342,7 +343,7 @@ def _patches() -> list[Finding]:
             row["name"],
             row["state"] if not row["note"] else f"{row['state']}: {row['note']}",
             usable=row["state"] != "off" or not row["required"],
-            advice="" if row["state"] != "off" else f"{row['reason']} Off: {row['feature']}.",
+            advice="" if row["state"] != "off" else f"{row['reason']} This feature is off: {row['feature']}.",
         )
         for row in rows
     ]
@@ -364,9 +365,7 @@ def _device() -> Finding:
     if probe.returncode != 0:
         last_words = (probe.stderr.strip() or f"exit code {probe.returncode}").splitlines()[-1]
         known = diagnosis.advice(last_words)
-        return Finding(
-            "device", "does not work", usable=False, advice=f"{last_words} → {known}" if known else last_words
-        )
+        return Finding("device", "failed", usable=False, advice=f"{last_words} → {known}" if known else last_words)
     count, name, memory = json.loads(probe.stdout.splitlines()[-1])
     did = "compiled 2×3 @ 3×2, ran nothing" if platform.topology_asked_for() else "computed 2×3 @ 3×2 correctly"
     return Finding("device", f"{count} × {name}, {memory / GIB:.1f} GiB; {did}")

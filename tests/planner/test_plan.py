@@ -173,7 +173,7 @@ def test_a_loop_with_evaluation_checkpoints_and_an_early_end_is_planned_unchange
     )
     assert code == 0, err
     assert (tmp_path / "best.pt").read_text() == "weights of a real run"
-    assert f"a plan does not write {tmp_path / 'best.pt'}: it has stand-ins for the values" in err
+    assert f"torch-tpu plan does not write {tmp_path / 'best.pt'}: its tensors have placeholder values" in err
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert (plan["step"], plan["steps"], plan["ended"], plan["samples"]) == ("training step", 3, "after 3 steps", 4)
     # Forward and the gradient by the weight of 4 rows, without the evaluation between the steps.

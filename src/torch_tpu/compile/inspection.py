@@ -48,7 +48,7 @@ class Program:
         return (
             f"{a.argument_bytes:,} bytes of arguments, {a.output_bytes:,} of results ({a.alias_bytes:,} of them in the "
             f"memory of arguments), {a.temporary_bytes:,} temporary; "
-            f"{'cost unknown to the plug-in' if math.isnan(a.flops) else cost}"
+            f"{'the plug-in reports no cost' if math.isnan(a.flops) else cost}"
         )
 
 

@@ -51,7 +51,7 @@ def ignore_streams(changes: Changes) -> None:
     from torch_tpu.device.symbols import symbol_at
 
     if not sys.platform.startswith("linux") or _WORD != 8:
-        raise RuntimeError("the layout of the device guard is known on 64-bit Linux alone")
+        raise RuntimeError("the layout of the device guard is known only for 64-bit Linux")
     functions = virtual_functions()
     entry = functions.index(_FUNCTION)
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))

@@ -133,7 +133,7 @@ def run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     So a write through a view makes no program either, and tensors that share memory share it on the host.
     """
     name = func.name().removeprefix("aten::").removesuffix(".default")
-    metrics.note("hosted", name, f"programs for {MOST_SHAPES} shapes; the host runs it for others")
+    metrics.note("hosted", name, f"there are programs for {MOST_SHAPES} shapes; other shapes run on the CPU")
     while True:
         found, updates = _run_on_copies(func, args, kwargs)
         with publishing:

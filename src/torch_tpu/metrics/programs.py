@@ -151,14 +151,14 @@ def _why_fused(plans: Sequence[int], names: Mapping[int, str], count: Counter[in
         changed = [_of_plan[n] for n in new if n in _of_plan and _of_plan[n].reason]
         if changed:
             return _some([f"{m.name} has another {m.reason} ({places.where(m.place)})" for m in changed])
-        return f"operators for the first time: {_some([names[n] for n in new])}"
+        return f"it contains new operators: {_some([names[n] for n in new])}"
     nearest, order, kept = min(reversed(_fused), key=lambda other: _distance(count, other[0]))
     if count != nearest:
         sides = (("more", count - nearest), ("fewer", nearest - count))
         parts = [f"{side.total()} {word} ({_some([_name(n) for n in side])})" for word, side in sides if side]
-        return f"other operators than the nearest: {', '.join(parts)}"
+        return f"compared with the most similar program: {', '.join(parts)}"
     if order != tuple(plans):
-        return "the same operators in another order"
+        return "the same operators are in another order"
     return f"{outputs} results are kept, not {kept}" if outputs != kept else "operators read other results"
 
 

@@ -1,4 +1,4 @@
-"""Plans: what a program would need and take on TPUs that are not there, by the TPU compiler's own answers."""
+"""Plans: how much memory and time a program takes on a TPU, from the TPU compiler's own answers. No TPU is needed."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _use(target: str) -> None:
     from torch_tpu.runtime.client import client, is_initialised
 
     if not topology_asked_for({"TORCH_TPU_PLATFORM": target}):
-        raise ValueError(f"{target!r} is no TPU topology; `torch-tpu topologies` lists them")
+        raise ValueError(f"{target!r} is not a TPU topology. `torch-tpu topologies` lists them.")
     if not is_initialised():
         os.environ["TORCH_TPU_PLATFORM"] = target
         from torch_tpu.eager import mode
@@ -95,8 +95,8 @@ def _use(target: str) -> None:
     started = getattr(client(), "topology", None)
     if started != target:
         raise RuntimeError(
-            f"the device has been started {f'for {started}' if started else 'on ' + client().platform_name}, so it "
-            f"can't plan for {target}: set TORCH_TPU_PLATFORM={target} before the first tensor is made."
+            f"The device has been started {f'for {started}' if started else 'on ' + client().platform_name}, so "
+            f"it can't plan for {target}. Set TORCH_TPU_PLATFORM={target} before the first tensor is made."
         )
 
 

@@ -1,4 +1,4 @@
-"""The client of TPUs that are not there: libtpu's compiler compiles for them, and nothing runs.
+"""The client of ahead-of-time targets (no TPU attached): libtpu compiles programs for a topology, and nothing runs.
 
 Buffers have shapes and no contents. Asking for contents is an error, unless an observer gives stand-ins for them.
 """
@@ -142,9 +142,9 @@ class TopologyClient(Client):
         """
         if self.observer is None:
             raise NoContents(
-                f"TORCH_TPU_PLATFORM={self.topology} compiles for TPUs that are not there, so tensors have no contents "
-                "to read. `torch-tpu plan` runs a script with stand-ins for what it reads; "
-                "TORCH_TPU_PLATFORM=cpu runs it for real, on XLA:CPU."
+                f"TORCH_TPU_PLATFORM={self.topology} is an ahead-of-time target (no TPU attached), so tensors have no "
+                "values to read. `torch-tpu plan` runs a script with placeholder values; "
+                "TORCH_TPU_PLATFORM=cpu runs it with real ones, on XLA:CPU."
             )
         return self.observer.read(buffer)
 

@@ -22,12 +22,12 @@ def device_mismatch(other: torch.Tensor) -> RuntimeError:
 
 
 # What serves in place of tensors that the device has not.
-_SPARSE = "keep it on the CPU, or make it dense there with .to_dense(); layers give dense gradients with sparse=False"
+_SPARSE = "keep it on the CPU, or make it dense there with .to_dense(). Layers have dense gradients with sparse=False"
 _INSTEAD = {
-    "nested": "torch.nested.nested_tensor(..., layout=torch.jagged) works here; else keep it on the CPU, or pad it",
-    "quantized": "keep it on the CPU, or hold its integers and scales as plain tensors",
+    "nested": "torch.nested.nested_tensor(..., layout=torch.jagged) works here; or keep it on the CPU, or pad it",
+    "quantized": "keep it on the CPU, or store its integers and scales as ordinary tensors",
     "sparse": _SPARSE,
-    "mkldnn": "the layout is the CPU's own; use a strided tensor",
+    "mkldnn": "this layout exists only on the CPU; use a strided tensor",
 }
 
 
@@ -48,7 +48,7 @@ def out_of_memory(why: str, place: str = "") -> torch.OutOfMemoryError:
     """An error in words by which libraries know that a smaller batch may do: they look for " out of memory."."""
     memory.counter.out_of_memory += 1
     return torch.OutOfMemoryError(
-        f"TPU out of memory. Too much was asked for {place or f'at {user_line()}'}: {why}. "
+        f"TPU out of memory. An allocation failed {place or f'at {user_line()}'}: {why}. "
         f"{memory.allocated() / 2**20:,.1f} MiB are allocated (peak {memory.peak() / 2**20:,.1f}); "
         f"the largest: {'; '.join(client().largest_live(5)) or 'none'}. torch.tpu.memory_summary() has the counts."
     )
@@ -62,7 +62,7 @@ def check_fits(nbytes: int) -> None:
     """
     total = client().total_memory
     if nbytes > total:
-        raise out_of_memory(f"a value of {nbytes / 2**30:,.1f} GiB, where the device has {total / 2**30:,.1f}")
+        raise out_of_memory(f"a tensor of {nbytes / 2**30:,.1f} GiB on a device of {total / 2**30:,.1f} GiB")
 
 
 def translate(error: Exception, place: str = "") -> Exception:
@@ -73,7 +73,7 @@ def translate(error: Exception, place: str = "") -> Exception:
     """
     text = str(error)
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text or "Out of memory" in text:
-        return out_of_memory(f"XLA said {text.splitlines()[0][:300] if text else 'nothing'!r}", place)
+        return out_of_memory(f"XLA reported {text.splitlines()[0][:300] if text else 'nothing'!r}", place)
     place = place or f"at {user_line()}"
     if isinstance(error, client_errors()):
         return RuntimeError(f"the tpu device failed {place}: {text[:2000]}")

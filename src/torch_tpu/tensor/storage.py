@@ -134,7 +134,7 @@ class _Donated:
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
-        raise RuntimeError("a program has taken the memory of this value: torch_tpu should not have used it again")
+        raise RuntimeError("internal error of torch_tpu: a program has reused the memory of this donated value")
 
 
 DONATED: Any = _Donated()

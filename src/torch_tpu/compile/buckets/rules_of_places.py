@@ -94,7 +94,7 @@ def slice_(ctx: PaddedTracer, node: Node, values: list[Any]) -> torch.Tensor:
     if step == 1:
         return _alias(ctx, _part(ctx, x, dim, start, length))
     if not isinstance(step, int) or not (start is None or (isinstance(start, int) and start >= 0)):
-        raise Unsound("with steps from a place that varies")
+        raise Unsound("with a step, from a start that varies")
     if len(layout_of(x)[dim]) > 1:
         raise Unsound("of a merged dimension")
     first, taken = start or 0, ctx.sizes.padded(length)
@@ -198,7 +198,7 @@ def stack(ctx: PaddedTracer, node: Node, values: list[Any]) -> torch.Tensor:
     tensors, dim = values
     layout = layouts.broadcast([layout_of(t) for t in tensors])
     if any(layout_of(t) != layout for t in tensors):
-        raise Unsound("of tensors that lie differently")
+        raise Unsound("of tensors with different layouts")
     dim %= len(layout) + 1
     return ctx.place(ctx.call(aten.stack.default, [tensors, dim]), (*layout[:dim], (len(tensors),), *layout[dim:]))
 
@@ -256,7 +256,7 @@ def pad(ctx: PaddedTracer, node: Node, values: list[Any]) -> torch.Tensor:
     for d, low, high in edges:
         if padded_of(x, [d]) and min(low, high) < 0:
             if max(low, high) > 0:
-                raise Unsound("cut at one end and longer at the other")
+                raise Unsound("with negative padding at one end and positive padding at the other")
             x = ctx.window(x, d, -low, shape[d])
             changed.remove(d)
     amounts = [a for d, *both in edges for a in (both if d in changed else (0, 0))]
@@ -284,7 +284,7 @@ def embedding(ctx: PaddedTracer, node: Node, values: list[Any]) -> torch.Tensor:
 def embedding_backward(ctx: PaddedTracer, node: Node, values: list[Any]) -> torch.Tensor:
     grad, indices, *rest = values
     if not all(isinstance(v, int) for v in rest) or rest[2]:
-        raise Unsound("scaled by counts, or of padded rows")
+        raise Unsound("with scale_grad_by_freq, or of a padded embedding table")
     rank = indices.dim()
     filled = [ctx.filled(grad, 0, range(rank)), ctx.filled(indices, 0)]
     result = ctx.call(aten.embedding_dense_backward.default, [*filled, *rest])
@@ -372,7 +372,7 @@ def _indices(ctx: PaddedTracer, x: torch.Tensor, given: Sequence[Any]) -> tuple[
     """Indices of `x[…]`, and the layout of what they take."""
     layout, dims = layout_of(x), [d for d, index in enumerate(given) if index is not None]
     if any(given[d].dtype in (torch.bool, torch.uint8) for d in dims):
-        raise Unsound("with a mask, whose result has as many elements as data say")
+        raise Unsound("with a mask: the size of the result depends on data")
     indices: list[Any] = [None if index is None else _index(ctx, x, d, index, True) for d, index in enumerate(given)]
     taken = ctx.broadcast([indices[d] for d in dims])
     rest = [dim for d, dim in enumerate(layout) if d not in dims]
@@ -395,7 +395,7 @@ def index_put(ctx: PaddedTracer, node: Node, values: list[Any]) -> torch.Tensor:
     if any(map(is_padded, layout)) and not accumulate:
         raise Unsound("without accumulating")
     if layouts.broadcast([layout, layout_of(source)]) != layout:
-        raise Unsound("of a source that lies otherwise")
+        raise Unsound("of a source with another layout")
     # A source that is broadcast has padding where the index has.
     source = ctx.call(aten.expand.default, [source, list(ctx.shape(layout)), False])
     source = ctx.filled(ctx.place(source, layout), 0)
