@@ -234,8 +234,8 @@ def test_too_much_is_a_result_and_no_crash(tmp_path):
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ([], "--target: say for which TPUs, such as v5e:2x2, not ''"),
-        (["--target", "cpu"], "--target: say for which TPUs, such as v5e:2x2, not 'cpu'"),
+        ([], "--target: '' is not a TPU slice. Give one such as v5e:2x2."),
+        (["--target", "cpu"], "--target: 'cpu' is not a TPU slice. Give one such as v5e:2x2."),
         (["--target", "v5e:2"], "--target: TORCH_TPU_PLATFORM='v5e:2': the chips of a v5e form a 2-dimensional torus"),
     ],
 )

@@ -111,7 +111,7 @@ def test_what_belongs_to_somebody_else(cache: DiskCache, request: pytest.Fixture
     """As a cache that root filled is to an ordinary user, and one of an ordinary user to root."""
     assert cache.read(KEY) == b"of the user"
     request.getfixturevalue("as_somebody_else")
-    is_refused(cache, KEY, rf"{cache.folder} belongs to \S+, not to \S+, .*`sudo chown -R \S+ {cache.folder}`")
+    is_refused(cache, KEY, rf"{cache.folder} belongs to \S+, not to \S+\. .*`sudo chown -R \S+ {cache.folder}`")
 
 
 def test_an_entry_of_somebody_else_in_an_own_folder(cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def test_a_pipe_in_the_place_of_an_entry_stops_nothing(cache: DiskCache) -> None
 def test_a_folder_that_anybody_may_exchange(tmp_path: Path) -> None:
     """Seen by somebody to whom no folder above is closed."""
     tmp_path.chmod(0o777)
-    with pytest.raises(NotPrivate, match=f"exchange what is in {tmp_path}") as caught:
+    with pytest.raises(NotPrivate, match=f"every user may replace what is in {tmp_path}") as caught:
         private_folder.make(tmp_path / "cache")
     assert caught.value.remedy == f"chmod o-w {tmp_path}"
     assert not (tmp_path / "cache").exists()

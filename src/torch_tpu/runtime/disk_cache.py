@@ -221,7 +221,8 @@ class DiskCache:
         metrics.count("disk_cache_refused")
         if "refused" not in self._warned:
             self._warned.add("refused")
-            warn(f"torch_tpu does not use its cache of compiled programs and compiles again: {self._advice(error)}")
+            advice = self._advice(error)
+            warn(f"torch_tpu does not use its cache of compiled programs and compiles them again: {advice}")
 
     def _advice(self, error: NotPrivate) -> str:
         return (
