@@ -1,4 +1,4 @@
-"""The command `torch-tpu`: finds out whether the device works here, and shows what it can do.
+"""The command `torch-tpu`: checks whether the device works here, and shows what it can do.
 
 What takes long to import or may be missing is imported by the command that needs it.
 """
@@ -83,7 +83,7 @@ def main() -> None:
 
 @app.command()
 def doctor() -> None:
-    """Tells whether the device works here.
+    """Checks whether the device works here.
 
     Lists what was found and what to do about what is missing. Exits with 0 when the device is usable and
     with 1 when it is not.
@@ -114,8 +114,8 @@ def doctor() -> None:
 
 @app.command()
 def demo(
-    quick: Annotated[bool, typer.Option("--quick", help="A shorter run, for a first look.")] = False,
-    output: Annotated[Path, typer.Option(help="The folder for results.")] = Path("demo-output"),
+    quick: Annotated[bool, typer.Option("--quick", help="A shorter run.")] = False,
+    output: Annotated[Path, typer.Option(help="The folder for the results.")] = Path("demo-output"),
 ) -> None:
     """Runs real models on the device."""
     try:
@@ -130,11 +130,11 @@ def demo(
 
 @app.command()
 def operators(
-    output: Annotated[Path | None, typer.Option(help="The file to write; without it, the terminal.")] = None,
+    output: Annotated[Path | None, typer.Option(help="The file to write. Without it, the terminal.")] = None,
 ) -> None:
-    """Tells how the device answers each of PyTorch's operators.
+    """Lists how the device answers each of PyTorch's operators, and in which file.
 
-    Takes half a minute: what can't be known from the operator's kernel is tried.
+    Takes half a minute, because small calls of many operators are tried.
     """
     import torch  # noqa: F401  (registers the device)
 
@@ -221,7 +221,7 @@ def path() -> None:
 
 @cache_app.command()
 def stats() -> None:
-    """Prints how many programs there are and what they take."""
+    """Prints how many programs are kept and how much space they take."""
     cache = _disk_cache()
     found = cache.stats()
     typer.echo(f"{found.entries:,} programs, {found.nbytes / 2**20:,.1f} MiB of {cache.limit / 2**20:,.0f} MiB")
@@ -232,7 +232,7 @@ def stats() -> None:
 def clear() -> None:
     """Removes every program. Running processes keep theirs.
 
-    What is in a folder that others own or may write is left there, and the command exits with 1.
+    Files in a folder that others own or may write to are left there, and the command exits with 1.
     """
     cache = _disk_cache()
     typer.echo(f"{cache.clear():,} programs removed")

@@ -69,10 +69,9 @@ def _head(answers: Mapping[str, Answer]) -> str:
         "",
         f"How the device answers the {everything:,} overloads under `aten::` that the dispatcher of PyTorch "
         f"{torch.__version__.partition('+')[0]} knows: {answered:,} of them ({answered / everything:.1%}) by itself. "
-        "(What TorchScript has besides under that name works on Python's numbers, lists and strings.) The classes come "
-        "from the functions that choose kernels at run time. Of what is made of other operators, a small call is "
-        "traced, and counted as answered if all of these are. Whether the results are right, and in which dtypes, "
-        "`make conformance` says.",
+        "(TorchScript has further operators under that name, on Python's numbers, lists and strings.) The classes come "
+        "from the functions that choose kernels at run time. An operator that calls others counts as answered if a "
+        "small call of it, traced here, reaches only answered ones. `make conformance` compares the results with the CPU.",
         "",
         "| answered by | overloads | share | that is |",
         "|---|---:|---:|---|",

@@ -1,4 +1,4 @@
-"""Plans of small scripts for a TPU that is not there: what they say against figures worked out by hand."""
+"""Plans of small scripts for an ahead-of-time target: what they say against figures worked out by hand."""
 
 import importlib.util
 import json
