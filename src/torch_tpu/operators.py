@@ -71,7 +71,7 @@ def _head(answers: Mapping[str, Answer]) -> str:
         f"{torch.__version__.partition('+')[0]} knows: {answered:,} of them ({answered / everything:.1%}) by itself. "
         "(TorchScript has further operators under that name, on Python's numbers, lists and strings.) The classes come "
         "from the functions that choose kernels at run time. An operator that calls others counts as answered if a "
-        "small call of it, traced here, reaches only answered ones. `make conformance` compares the results with the CPU.",
+        "small call of it, traced here, reaches only answered ones. `make conformance` compares results with the CPU.",
         "",
         "| answered by | overloads | share | that is |",
         "|---|---:|---:|---|",

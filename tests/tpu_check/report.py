@@ -128,7 +128,7 @@ def page(summary: Summary) -> str:
         f"at most {summary.samples} sample inputs of each operator, module and optimizer of PyTorch's own test",
         "database, and compiles every program they are made of, forward and backward, with the compiler of",
         f"libtpu {metadata.version('libtpu')}. No TPU was available: the programs were compiled, not run. Equal",
-        "programs count once in each row. `--dtypes` chooses others, such as complex64 and float64, which TPUs emulate.",
+        "programs count once in each row. `--dtypes` chooses others, such as complex64 and float64 (emulated on TPUs).",
         "",
         *_table(_headings(summary), _rows(summary)),
         "",

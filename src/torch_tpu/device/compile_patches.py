@@ -1,4 +1,4 @@
-"""Changes to the objects of `torch.compile`: Dynamo, Inductor and what graphs of the device would be refused by.
+"""Changes to objects of `torch.compile` (Dynamo, Inductor) that would refuse graphs of the device.
 
 Each is made after the import of what it changes. A graph of another device takes the path it took before.
 """

@@ -1,4 +1,4 @@
-"""Functions of `torch.cuda.memory` about an allocator of PyTorch's. PJRT allocates here: each says what serves instead.
+"""Functions of `torch.cuda.memory` about PyTorch's allocator. PJRT allocates here: each raises an error with advice.
 
 They are found under their names in `torch.tpu.memory`, but are no part of its public names: programs ask with `hasattr`
 for what a device can do.

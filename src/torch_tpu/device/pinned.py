@@ -1,4 +1,4 @@
-"""Pinned memory of the host, which here is ordinary memory: PJRT copies from any.
+"""Pinned host memory. Here it is ordinary memory, because PJRT copies from any host memory.
 
 `Tensor.pin_memory` and DataLoader reach operators, which make an ordinary copy that says it is pinned.
 `torch.empty(pin_memory=True)` and its like ask C++ for an allocator through a virtual function of the device's hooks,

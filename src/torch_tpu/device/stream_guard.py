@@ -1,4 +1,4 @@
-"""An exception in a hook of backward must reach the user, not end the process.
+"""An exception in a backward hook must reach the user, not end the process.
 
 While a hook's exception travels out of autograd's engine, C++ puts the current stream back: a virtual function of the
 device's guard, which asks the guard's Python half for its device type. Python refuses a call while an exception is on

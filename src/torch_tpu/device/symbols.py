@@ -1,4 +1,4 @@
-"""What a machine address belongs to: the name that a shared library has for it."""
+"""Finds the symbol of a shared library to which a machine address belongs."""
 
 from __future__ import annotations
 

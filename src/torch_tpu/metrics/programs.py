@@ -1,4 +1,4 @@
-"""Every program that was made, and why those made before would not do.
+"""Every program that was made, and why no earlier one could be used.
 
 A program is described by fields ("shape of self" → "[2, 3]"). One with a name that was met before is a recompile; its
 reason are the fields in which it differs from the most similar earlier one of that name.

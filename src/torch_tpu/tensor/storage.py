@@ -95,7 +95,7 @@ class Content:
 
     Attributes:
         array: its buffer. Asking for it runs what has to run first.
-        graph: what will compute it, if it is not there yet.
+        graph: what will compute it, if it has not been computed yet.
     """
 
     __slots__ = ("__weakref__", "geometry")
