@@ -127,7 +127,7 @@ def _columns(program: Program) -> list[tuple[str, str]]:
 
 
 def inspect(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Inspection:
-    """Compiles `fn` anew and calls it once, for real: what it writes is written.
+    """Compiles `fn` again and really calls it once: tensors that it writes are changed.
 
     Where results have gradients, the backward program is made too; no `.grad` is touched.
 

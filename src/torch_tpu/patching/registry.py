@@ -92,7 +92,7 @@ class Patch:
         return next(filter(None, (need.problem() for need in self.needs)), "")
 
     def explain(self, problem: str) -> str:
-        """The problem in words, with the versions."""
+        """The problem as a sentence that names the versions."""
         package = self.package
         return (
             f"the patch '{self.name}' does not fit {package} {versions.found(package)}: {problem} "

@@ -61,7 +61,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Read:
-    """The host asks for a value, after so many programs."""
+    """The host reads a value, after so many programs."""
 
     after: int
     place: str

@@ -20,7 +20,7 @@ DEFAULT_STAND_IN = "TPU v5e"
 
 
 class PlatformError(RuntimeError):
-    """The environment asks for a platform that can't be had."""
+    """The environment asks for a platform that is not available."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ _FOLDER = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
 
 
 class NotPrivate(Exception):
-    """What somebody else can have written.
+    """A folder or file that somebody else may have written.
 
     Attributes:
         remedy: the command that helps, if nobody did.

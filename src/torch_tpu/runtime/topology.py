@@ -1,6 +1,6 @@
 """The client of ahead-of-time targets (no TPU attached): libtpu compiles programs for a topology, and nothing runs.
 
-Buffers have shapes and no contents. Asking for contents is an error, unless an observer gives stand-ins for them.
+Buffers have shapes and no contents. Asking for contents is an error, unless an observer gives placeholder values.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Program(Executable):
         return made
 
     def analysis(self) -> Analysis:
-        """What the compiler says of it; compiles it at the first call.
+        """The compiler's analysis; compiles the program at the first call.
 
         Raises:
             client_errors(): where the compiler refuses it, such as for want of memory.
@@ -86,7 +86,7 @@ class Program(Executable):
 
 
 class Observer(Protocol):
-    """What is told of everything that would happen on the device."""
+    """Is told of everything that would happen on the device."""
 
     def put(self, buffer: Placeholder) -> None:
         """A buffer that the host has written."""
@@ -95,7 +95,7 @@ class Observer(Protocol):
         """A program that would have run."""
 
     def read(self, buffer: Buffer) -> npt.NDArray[Any]:
-        """The stand-in for the contents of a buffer that the host asks for."""
+        """Placeholder values for a buffer that the host reads."""
 
 
 class TopologyClient(Client):
@@ -135,7 +135,7 @@ class TopologyClient(Client):
         return buffer
 
     def get(self, buffer: Buffer) -> npt.NDArray[Any]:
-        """The stand-in for the contents of `buffer`.
+        """Placeholder values for the contents of `buffer`.
 
         Raises:
             NoContents: where there is none.
@@ -149,7 +149,7 @@ class TopologyClient(Client):
         return self.observer.read(buffer)
 
     def get_bool(self, buffer: Buffer) -> bool:
-        """Conditions hold: nobody can know better."""
+        """Run-time checks are taken to hold: there are no values to look at."""
         return True
 
     def largest_live(self, count: int) -> list[str]:

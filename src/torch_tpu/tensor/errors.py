@@ -21,7 +21,7 @@ def device_mismatch(other: torch.Tensor) -> RuntimeError:
     )
 
 
-# What serves in place of tensors that the device has not.
+# What to use instead of tensors that the device does not have.
 _SPARSE = "keep it on the CPU, or make it dense there with .to_dense(). Layers have dense gradients with sparse=False"
 _INSTEAD = {
     "nested": "torch.nested.nested_tensor(..., layout=torch.jagged) works here; or keep it on the CPU, or pad it",
@@ -32,7 +32,7 @@ _INSTEAD = {
 
 
 def no_such_tensors(kind: torch.layout | torch.dtype | str, operator: str = "") -> NotImplementedError:
-    """For a layout, quantized dtype or other kind of tensor that the device has not.
+    """The error for a layout, quantized dtype or other kind of tensor that the device does not have.
 
     Args:
         operator: the name of what would make one.
@@ -45,7 +45,7 @@ def no_such_tensors(kind: torch.layout | torch.dtype | str, operator: str = "") 
 
 
 def out_of_memory(why: str, place: str = "") -> torch.OutOfMemoryError:
-    """An error in words by which libraries know that a smaller batch may do: they look for " out of memory."."""
+    """An error that libraries recognise by the text " out of memory.": they then try a smaller batch."""
     memory.counter.out_of_memory += 1
     return torch.OutOfMemoryError(
         f"TPU out of memory. An allocation failed {place or f'at {user_line()}'}: {why}. "
@@ -57,8 +57,8 @@ def out_of_memory(why: str, place: str = "") -> torch.OutOfMemoryError:
 def check_fits(nbytes: int) -> None:
     """Raises for more memory than the device has.
 
-    XLA would say so only when it makes the value: in fused eager later or, if nobody reads it, never. On a host that
-    promises more memory than it has, the process would be ended for it.
+    XLA would find out only when it makes the value: in fused eager later or, if nobody reads it, never. A host that
+    overcommits memory would end the process.
     """
     total = client().total_memory
     if nbytes > total:

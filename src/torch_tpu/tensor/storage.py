@@ -104,11 +104,11 @@ class Content:
     graph: Any = None
 
     def initialised(self) -> Buffer:
-        """The buffer; memory nobody has written becomes zeros."""
+        """The buffer. Memory that has not been written becomes zeros."""
         return self.array
 
     def give_up(self) -> None:
-        """Its buffer was donated to a program; nothing may ask for it any more."""
+        """Its buffer was donated to a program and may not be used any more."""
         raise NotImplementedError
 
     @property
@@ -156,7 +156,7 @@ class Value(Content):
             _counter.add(geometry.nbytes)
 
     def initialised(self) -> Buffer:
-        """The buffer; memory nobody has written becomes zeros."""
+        """The buffer. Memory that has not been written becomes zeros."""
         if self.array is None:
             try:
                 zeros = client().zeros(tuple(self.sizes), types.numpy_dtype(self.dtype))
@@ -287,7 +287,7 @@ UNSHARED = references([_Unshared()], 0)
 
 
 def uninitialised(nbytes: int, dtype: torch.dtype = torch.uint8) -> Value:
-    """A flat value nobody has written."""
+    """A flat value that has not been written."""
     return Value(None, flat_geometry(nbytes, dtype))
 
 
