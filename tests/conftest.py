@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch._functorch.config
 
-from tests import platforms
+from tools import platforms
 from torch_tpu import metrics  # registers the device where the package is not installed
 
 # Graphs that an earlier run left in PyTorch's cache would not be captured again, so tests would not see how.

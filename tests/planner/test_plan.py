@@ -69,12 +69,12 @@ if __name__ == "__main__":
 # Prints the keys of programs as a topology names them, and as a machine with the TPU would, which names no operators.
 KEYS = """
 import torch
-from torch_tpu.eager import execute
-from torch_tpu.planner.record import Record
+from torch_tpu.eager.program import launch
+from torch_tpu.planner.recorder import Record
 from torch_tpu.runtime.client import Client, client
 
 def keys():
-    execute.clear_plans()
+    launch.clear_plans()
     client().observer = record = Record()
     x = torch.randn(16, 16, device="tpu")
     (x @ x + 1).sum().item()
