@@ -19,8 +19,9 @@ from tools.random_programs.shrink import shrink
 from tools.random_programs.state import Comparison, snapshot
 from torch_tpu import ops
 from torch_tpu.eager.kernels import copy
-from torch_tpu.eager.program import launch
+from torch_tpu.eager.program import plan_table
 from torch_tpu.ops.core import registry
+from torch_tpu.recent import Recent
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +104,7 @@ def test_a_wrong_lowering_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -
     rule = registry.find(torch.ops.aten.sin.default)
     assert rule is not None
     right = rule.function
-    monkeypatch.setattr(launch, "_plans", launch.Recent(4096))
+    monkeypatch.setattr(plan_table, "plans", Recent(4096))
     object.__setattr__(rule, "function", lambda *args, **extras: right(*args, **extras) * 1.001)
     try:
         program = steps(

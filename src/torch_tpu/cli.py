@@ -37,7 +37,7 @@ PROBE_TIMEOUT_SECONDS = 120
 # Run by `doctor` in a process of its own: a chip that another process holds makes libtpu wait or abort.
 PROBE = """
 import json, torch, torch_tpu
-from torch_tpu.runtime.client import client
+from torch_tpu.runtime.process_client import client
 x = torch.arange(6, dtype=torch.float32).reshape(2, 3).to("tpu")
 y = x @ x.T + 1
 torch.tpu.synchronize()

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
-from torch_tpu import metrics
+from torch_tpu import hooks, metrics
 from torch_tpu.eager.deferred import segment
-from torch_tpu.eager.program import launch
 from torch_tpu.eager.program.plan import Plan
 from torch_tpu.runtime.client import Executable, client_errors
 
@@ -47,13 +46,13 @@ def _refused(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
                 raise error(f"UNIMPLEMENTED: no code for {plan.name}\nmore")
         return find(code, outputs, plans, places)
 
-    launch.clear_plans()
+    hooks.forget_programs()
     monkeypatch.setattr(Plan, "compiled", without_code)
     monkeypatch.setattr(segment, "find", whole)
     monkeypatch.setenv("TORCH_TPU_FALLBACK", "allow")
     with torch.tpu.set_eager_mode(torch.tpu.EagerMode.DEFER_AND_FUSE):
         yield
-    launch.clear_plans()
+    hooks.forget_programs()
 
 
 def counted(name: str) -> float:
@@ -168,7 +167,9 @@ def test_what_the_cpu_refuses_names_the_line_that_recorded_it():
     good = x + 1
     line = test_what_the_cpu_refuses_names_the_line_that_recorded_it.__code__.co_firstlineno + 4
     x.index_add_(0, torch.tensor([0, 9], device="tpu"), torch.ones(2, 2, device="tpu"))
-    with pytest.raises((IndexError, RuntimeError), match=rf"in index_add_, called at .*_compile_refused\.py:{line}\)"):
+    with pytest.raises(
+        (IndexError, RuntimeError), match=rf"in index_add_, called at .*test_compile_refused\.py:{line}\)"
+    ):
         good.tolist()
     assert good.tolist() == [[1.0, 1.0]] * 3
     assert x.tolist() == [[0.0, 0.0]] * 3
@@ -179,7 +180,9 @@ def test_where_the_fallback_is_forbidden_operator_and_line_are_named(monkeypatch
     x = torch.linspace(0.1, 2, 7, device="tpu")
     line = test_where_the_fallback_is_forbidden_operator_and_line_are_named.__code__.co_firstlineno + 4
     y, other = x.asinh(), x * 2
-    with pytest.raises(NotImplementedError, match=rf"aten::asinh .*_compile_refused\.py:{line}\).* no code for asinh"):
+    with pytest.raises(
+        NotImplementedError, match=rf"aten::asinh .*test_compile_refused\.py:{line}\).* no code for asinh"
+    ):
         y.tolist()
     assert other.shape == (7,)
     assert other.tolist() == (torch.linspace(0.1, 2, 7) * 2).tolist()

@@ -11,9 +11,8 @@ import torch
 
 from tests.compile.families import FAMILIES, build
 from tools.random_programs.check import check
-from torch_tpu import metrics
+from torch_tpu import hooks, metrics
 from torch_tpu.eager.host import shape_churn
-from torch_tpu.eager.program import launch
 
 EagerMode = torch.tpu.EagerMode
 
@@ -22,7 +21,7 @@ EagerMode = torch.tpu.EagerMode
 def _mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TORCH_TPU_FALLBACK", "warn")
     monkeypatch.setattr(shape_churn, "_made", Counter())
-    launch.clear_plans()  # shapes that other tests have had would not count
+    hooks.forget_programs()  # shapes that other tests have had would not count
     with torch.tpu.set_eager_mode(request.param):
         yield
 

@@ -14,7 +14,7 @@ from tools import platforms
 from tools.compare import assert_same, to_device
 from torch_tpu import compile as tpu_compile
 from torch_tpu import metrics
-from torch_tpu.runtime.client import client
+from torch_tpu.runtime.process_client import client
 from torch_tpu.tensor.storage import value_of
 
 EVERY_DTYPE = sorted(

@@ -24,11 +24,13 @@ from torch.utils._pytree import tree_map
 from tools.operators.examples import Example, examples
 from torch_tpu.eager.kernel_table import HANDWRITTEN
 from torch_tpu.eager.kernels.host_only import OnHost, Refused
-from torch_tpu.eager.program import launch, plan
+from torch_tpu.eager.program import plan, plan_table, plan_tracing
 from torch_tpu.eager.registration import register
 from torch_tpu.ops.core import derived, registry
 from torch_tpu.ops.core.schema import signature
-from torch_tpu.runtime.client import Buffer, client
+from torch_tpu.recent import Recent
+from torch_tpu.runtime.client import Buffer
+from torch_tpu.runtime.process_client import client
 
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 
@@ -219,14 +221,14 @@ def _rehearsal() -> Iterator[None]:
 
     def make_plan(call: plan.Call) -> plan.Plan:
         call.checks = False
-        return plan.make_plan(call)
+        return plan_tracing.make_plan(call)
 
     uncompiled = _Uncompiled()
-    launch.simple_plans.clear()
+    plan_table.fast_path_plans.clear()
     with (
         mock.patch.object(plan, "client", return_value=uncompiled),
-        mock.patch.object(launch, "make_plan", make_plan),
-        mock.patch.object(launch, "_plans", launch.Recent(4096)),
+        mock.patch.object(plan_table, "make_plan", make_plan),
+        mock.patch.object(plan_table, "plans", Recent(4096)),
         mock.patch.dict(os.environ, {"TORCH_TPU_FALLBACK": "error"}),
         torch.random.fork_rng(devices=[]),
         torch.no_grad(),
@@ -235,7 +237,7 @@ def _rehearsal() -> Iterator[None]:
         try:
             yield
         finally:
-            launch.simple_plans.clear()  # of plans whose results are zeros
+            plan_table.fast_path_plans.clear()  # of plans whose results are zeros
 
 
 def _refusal(func: OpOverload) -> str | None:

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from torch_tpu import metrics
+from torch_tpu import hooks, metrics
 from torch_tpu.device import privateuse1  # noqa: F401  (its patch is the first)
 from torch_tpu.device.class_replacement import metaclass_of
-from torch_tpu.eager import hooks, mode
+from torch_tpu.eager import mode
 from torch_tpu.patching.changes import Changes
 from torch_tpu.patching.needs import a_class, function, holding, operator
 from torch_tpu.patching.patch_registry import optional, required

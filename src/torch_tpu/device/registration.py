@@ -26,6 +26,7 @@ def register() -> None:
 
     # The modules below use PyTorch's private objects when they are imported.
     patch_registry.check_required()
+    from torch_tpu import hooks
     from torch_tpu.device import (
         autocast,
         autograd_kernels,
@@ -35,7 +36,6 @@ def register() -> None:
         nested,
         unsupported_tensors,
     )
-    from torch_tpu.eager import hooks
     from torch_tpu.eager.registration import gate
 
     patch_registry.apply_all()

@@ -1,14 +1,11 @@
-"""Kernels written by hand, by the name of the overload they serve; and the compiled form of any overload."""
+"""Kernels written by hand, by the name of the overload they serve, and the libraries that PyTorch knows kernels by."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any, TypeVar
 
-from torch._ops import OpOverload
-
-from torch_tpu.ops.core import derived
+import torch
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -28,10 +25,11 @@ def kernel(*names: str) -> Callable[[Function], Function]:
     return register
 
 
-@cache
-def program(func: OpOverload) -> Callable[..., Any]:
-    """The kernel that runs an overload as a compiled program."""
-    from torch_tpu.eager.dispatch.operator import ListOperator, Operator
+_libraries: dict[str, torch.library.Library] = {}
 
-    is_list = derived.is_entrywise(func) or derived.writes_lists(func)
-    return ListOperator(func) if is_list else Operator(func)
+
+def library(namespace: str) -> torch.library.Library:
+    """Where kernels for the operators of a namespace are registered."""
+    if namespace not in _libraries:
+        _libraries[namespace] = torch.library.Library(namespace, "IMPL")
+    return _libraries[namespace]

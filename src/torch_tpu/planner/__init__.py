@@ -82,7 +82,7 @@ def plan_script(
 
 
 def _use(target: str) -> None:
-    from torch_tpu.runtime.client import client, is_initialised
+    from torch_tpu.runtime.process_client import client, is_initialised
 
     if not topology_asked_for({"TORCH_TPU_PLATFORM": target}):
         raise ValueError(f"{target!r} is not a TPU topology. `torch-tpu topologies` lists them.")
@@ -104,7 +104,7 @@ def _planned(
     record: Any, window: Any, target: str, tokens: int, samples: int, progress: Progress, save: Path | None = None
 ) -> Plan:
     from torch_tpu.planner import advice, artefacts, compiling, machine, measure
-    from torch_tpu.runtime.client import client
+    from torch_tpu.runtime.process_client import client
 
     device = machine.machine(target)
     programs = [run.program for run in record.runs[window.begin : window.end]]

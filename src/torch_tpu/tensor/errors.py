@@ -6,7 +6,8 @@ import torch
 
 from torch_tpu.metrics import user_lines
 from torch_tpu.runtime import memory_counts
-from torch_tpu.runtime.client import client, client_errors
+from torch_tpu.runtime.client import client_errors
+from torch_tpu.runtime.process_client import client
 
 
 def user_line() -> str:

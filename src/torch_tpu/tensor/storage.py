@@ -21,7 +21,8 @@ import torch
 from torch_tpu.hlo import types
 from torch_tpu.hlo.strided import is_dense, storage_elements
 from torch_tpu.runtime import memory_counts
-from torch_tpu.runtime.client import Buffer, client, client_errors
+from torch_tpu.runtime.client import Buffer, client_errors
+from torch_tpu.runtime.process_client import client
 from torch_tpu.tensor.errors import translate
 
 _C: Any = torch._C

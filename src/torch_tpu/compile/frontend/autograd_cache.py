@@ -35,7 +35,7 @@ from torch_tpu.compile.program.stored_graph import NAMESPACES, Unstorable
 from torch_tpu.metrics import programs
 from torch_tpu.metrics.user_warnings import warn
 from torch_tpu.runtime import fingerprint, private_folder
-from torch_tpu.runtime.client import client
+from torch_tpu.runtime.process_client import client
 
 BACKWARD = ", backward"
 

@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 from torch_tpu.eager.deferred import deferred_graph
 from torch_tpu.eager.host.fallback import as_cpu_raises, cpu_error, run_on_cpu
 from torch_tpu.eager.host.memory_overlap import check_overlap
-from torch_tpu.eager.kernels import copy
+from torch_tpu.eager.kernel_table import HANDWRITTEN
 from torch_tpu.hlo.strided import SharedElements, is_dense, shares_elements
 from torch_tpu.ops.core.schema import bind, call, signature, unbind
 from torch_tpu.tensor.errors import device_mismatch
@@ -110,4 +110,4 @@ def place(out: torch.Tensor, result: torch.Tensor) -> None:
         out.resize_(result.shape)
         if is_dense(result.shape, result.stride()):
             out.as_strided_(result.shape, result.stride())
-    copy.copy_(out, result)
+    HANDWRITTEN["copy_"](out, result)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from torch_tpu.eager.kernels import copy
+from torch_tpu.eager.kernel_table import HANDWRITTEN
 from torch_tpu.hlo.strided import shares_elements
 from torch_tpu.ops.core import derived
 from torch_tpu.ops.core.schema import bind, call, signature
@@ -92,7 +92,7 @@ class _Copies:
         host = self._hosts[id(t)]
         if host.shape != t.shape:
             t.resize_(host.shape)
-            copy.write_from_host(t, host)
+            HANDWRITTEN["copy_"](t, host)
 
     def originals(self, value: Any) -> Any:
         """What the call returned, on the device."""

@@ -16,14 +16,14 @@ from torch._ops import OpOverload
 from torch_tpu import metrics
 from torch_tpu.eager.host import copied_arguments
 from torch_tpu.eager.host.copied_arguments import tensors
-from torch_tpu.eager.kernels import copy
+from torch_tpu.eager.kernel_table import HANDWRITTEN
 from torch_tpu.hlo.strided import shares_elements
 from torch_tpu.metrics import user_lines
 from torch_tpu.metrics.user_lines import Place
 from torch_tpu.metrics.user_warnings import warn
 from torch_tpu.ops.core.schema import bind, call, signature
 from torch_tpu.ops.tracing.cpu_acceptance import on_cpu
-from torch_tpu.runtime.client import client
+from torch_tpu.runtime.process_client import client
 from torch_tpu.tensor.errors import no_such_tensors
 from torch_tpu.tensor.transfer import from_host, host_view, to_host
 
@@ -222,7 +222,7 @@ def _write_back(written: bool, value: Any, moved: dict[int, torch.Tensor], origi
                 host = torch.zeros((), dtype=host.dtype).expand(host.shape)
             if value.shape != host.shape:
                 value.resize_(host.shape)
-            copy.write_from_host(value, host)
+            HANDWRITTEN["copy_"](value, host)
 
 
 def _check_kind(result: Any, name: str) -> None:

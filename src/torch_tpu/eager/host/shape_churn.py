@@ -21,7 +21,7 @@ from torch_tpu import metrics
 from torch_tpu.eager.host import copied_arguments, fallback
 from torch_tpu.eager.host.copied_arguments import mapped, tensors
 from torch_tpu.ops.core.schema import bind, call, signature
-from torch_tpu.runtime.client import client
+from torch_tpu.runtime.process_client import client
 from torch_tpu.tensor.storage import value_of
 
 # So many shapes of an operator are compiled: nearly three times what a model of fixed shapes needs. Of 13 families of

@@ -15,11 +15,10 @@ from typing import Any
 import torch
 
 from torch_tpu import ops
-from torch_tpu.eager.dispatch.operator import Operator
+from torch_tpu.eager.dispatch.operator import Operator, as_program
 from torch_tpu.eager.dispatch.out_form import OutKernel
-from torch_tpu.eager.kernel_table import HANDWRITTEN, program
+from torch_tpu.eager.kernel_table import HANDWRITTEN, library
 from torch_tpu.eager.kernels.empty_view_resize import host_metadata_kernel
-from torch_tpu.eager.registration import gate
 from torch_tpu.ops.core import derived
 from torch_tpu.ops.core.registry import decomposes_here
 from torch_tpu.ops.core.schema import signature
@@ -88,16 +87,7 @@ def _register_all() -> None:
             if kernel is not None:
                 # PyTorch calls a bound method sooner than an object that can be called.
                 function = kernel.__call__ if isinstance(kernel, Operator) else kernel
-                _library(name.partition("::")[0]).impl(name.partition("::")[2], function, "PrivateUse1")
-
-
-_libraries: dict[str, torch.library.Library] = {"aten": gate.library}
-
-
-def _library(namespace: str) -> torch.library.Library:
-    if namespace not in _libraries:
-        _libraries[namespace] = torch.library.Library(namespace, "IMPL")
-    return _libraries[namespace]
+                library(name.partition("::")[0]).impl(name.partition("::")[2], function, "PrivateUse1")
 
 
 def _overload(name: str) -> Any:
@@ -125,12 +115,12 @@ def kernel_for(name: str) -> Callable[..., Any] | None:
     sig = signature(func)
     own = derived.lowering(func) is not None or derived.foreach_element(func) is not None or decomposes_here(func)
     if own and not sig.is_out:
-        return program(func)
+        return as_program(func)
     if _has_kernel(name, "CompositeExplicitAutograd") and name not in _NAMES_ITS_DEVICES:
         return None
     if sig.is_out:
         twin = derived.functional(func)
-        return program(func) if twin is None or name in _CALLED_BY_ITS_TWIN else OutKernel(func, twin)
+        return as_program(func) if twin is None or name in _CALLED_BY_ITS_TWIN else OutKernel(func, twin)
     if not _has_kernel(name, "CPU") and not _has_kernel(name, "CompositeExplicitAutogradNonFunctional"):
         return None
-    return host_metadata_kernel(func) if sig.is_view else program(func)
+    return host_metadata_kernel(func) if sig.is_view else as_program(func)
