@@ -176,6 +176,7 @@ FIXED = {
     "compile/buckets/padded_values.py _longer": "weak; of each value MOST_LONGER",
     "compile/layers/differentiate.py known_regions": "weak",
     "hlo/target.py _targets": "a stack",
+    "hooks.py _keepers": "files that keep programs",
     "metrics/counts.py counters": "operators and what this package counts",
     "metrics/counts.py seconds": "what this package counts",
     "metrics/events.py _entries": "MOST_PLACES",

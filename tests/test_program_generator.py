@@ -129,7 +129,7 @@ def test_a_wrong_lowering_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -
 def test_a_write_that_is_lost_is_found_in_drawn_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies into views go nowhere: some of the first programs fail, each at a line that writes."""
     owns_storage = copy.owns_storage
-    monkeypatch.setattr(copy, "program", lambda func: lambda dst, *rest, **options: dst)
+    monkeypatch.setattr(copy, "as_program", lambda func: lambda dst, *rest, **options: dst)
     monkeypatch.setattr(copy, "clone", lambda t, **options: t.cpu().clone(**options).to("tpu"))
     reports = [report for seed in range(8) if (report := check(seed)) is not None]
     assert reports

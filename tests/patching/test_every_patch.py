@@ -116,7 +116,7 @@ LATER = """
 import logging, sys, warnings
 import torch, torch_tpu
 from tests.patching.hiding import hidden
-from torch_tpu.patching import registry
+from torch_tpu.patching import patch_registry as registry
 
 # From here on the objects of every patch are missing when it looks for them.
 fits = registry.Patch.problem

@@ -69,12 +69,13 @@ if __name__ == "__main__":
 # Prints the keys of programs as a topology names them, and as a machine with the TPU would, which names no operators.
 KEYS = """
 import torch
-from torch_tpu.eager.program import launch
+from torch_tpu import hooks
 from torch_tpu.planner.recorder import Record
-from torch_tpu.runtime.client import Client, client
+from torch_tpu.runtime.client import Client
+from torch_tpu.runtime.process_client import client
 
 def keys():
-    launch.clear_plans()
+    hooks.forget_programs()
     client().observer = record = Record()
     x = torch.randn(16, 16, device="tpu")
     (x @ x + 1).sum().item()

@@ -18,7 +18,8 @@ needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, re
 PROGRAM = """
 import json, torch
 from torch_tpu import metrics
-from torch_tpu.runtime.client import NoContents, client
+from torch_tpu.runtime.client import NoContents
+from torch_tpu.runtime.process_client import client
 
 linear = torch.nn.Linear(256, 512, device="tpu", dtype=torch.bfloat16)
 x = torch.randn(64, 256, device="tpu", dtype=torch.bfloat16)

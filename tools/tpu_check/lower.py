@@ -96,7 +96,7 @@ def _recording(lowered: Lowered, folder: Path) -> Iterator[None]:
         set_eager_mode(EagerMode.DEFER_AND_FUSE),
         # Otherwise backward would run what another thread has recorded.
         torch.autograd.set_multithreading_enabled(False),
-        mock.patch.object(deferred_graph.Graph, "grown"),
+        mock.patch.object(deferred_graph.DeferredGraph, "grown"),
         mock.patch.object(plan_table, "make_plan", make_plan),
     ):
         yield
@@ -105,7 +105,7 @@ def _recording(lowered: Lowered, folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _recorded_apart() -> Iterator[None]:
     """What is recorded inside is dropped at the end."""
-    with mock.patch.object(deferred_graph._threads, "graph", deferred_graph.Graph(), create=True):
+    with mock.patch.object(deferred_graph._threads, "graph", deferred_graph.DeferredGraph(), create=True):
         try:
             yield
         finally:

@@ -27,13 +27,17 @@ def register() -> None:
     # The modules below use PyTorch's private objects when they are imported.
     patch_registry.check_required()
     from torch_tpu import hooks
-    from torch_tpu.device import (
+    from torch_tpu.device import (  # (declare the others)
+        accelerator,  # noqa: F401
         autocast,
         autograd_kernels,
+        compile_patches,  # noqa: F401
         device_index,
         fork,
         generator,
+        libraries,  # noqa: F401
         nested,
+        stream_guard,  # noqa: F401
         unsupported_tensors,
     )
     from torch_tpu.eager.registration import gate
