@@ -127,7 +127,7 @@ def host_view(tensor: torch.Tensor, why: str = "copy to the host") -> torch.Tens
 
 
 def host_memory(value: Content | None, nbytes: int) -> torch.UntypedStorage:
-    """A host storage that begins with the bytes of a value, waiting for it; what nobody wrote is zero."""
+    """A host storage that begins with the bytes of a value, waiting for it; what has not been written is zero."""
     memory = torch.zeros(nbytes, dtype=torch.uint8, device="cpu").untyped_storage()
     if value is not None and value.array is not None:
         if hooks.before_reading is not None:

@@ -130,7 +130,7 @@ def made(kind: Any) -> None:
 def run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs a call on the host."""
     name = func.name().removeprefix("aten::").removesuffix(".default")
-    metrics.note("hosted", name, f"programs for {MOST_SHAPES} shapes; the host runs it for others")
+    metrics.note("hosted", name, f"there are programs for {MOST_SHAPES} shapes; other shapes run on the CPU")
     with metrics.waiting("operator with many shapes"):
         return copied_arguments.run(func, args, kwargs, with_call=_call)
 
