@@ -188,6 +188,7 @@ FIXED = {
     "ops/core/registry.py _decompositions": "operators",
     "ops/core/registry.py _higher_order": "operators",
     "ops/core/registry.py _lowerings": "operators",
+    "ops/core/registry.py _modules": "operators",
     "runtime/client.py _runs": "MOST_RUNS",
     "tensor/storage.py _geometries": "weak",
 }

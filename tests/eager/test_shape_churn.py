@@ -48,7 +48,7 @@ def test_ids_that_grow_need_a_bounded_number_of_programs():
     assert metrics.counters()["hosted::cat"] == 2 * shape_churn.MOST_SHAPES
     (event,) = (e for e in metrics.snapshot()["hosted"] if e["what"] == "cat")
     assert (event["line"], event["count"]) == (f"{__file__}:{line}", 2 * shape_churn.MOST_SHAPES)
-    assert event["detail"] == f"programs for {shape_churn.MOST_SHAPES} shapes; the host runs it for others"
+    assert event["detail"] == f"there are programs for {shape_churn.MOST_SHAPES} shapes; other shapes run on the CPU"
     assert "small operators of many shapes, on the CPU" in metrics.report(10**6)
 
     before = metrics.counters()["hosted::cat"]

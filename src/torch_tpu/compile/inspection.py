@@ -50,7 +50,7 @@ class Program:
         return (
             f"{a.argument_bytes:,} bytes of arguments, {a.output_bytes:,} of results ({a.alias_bytes:,} of them in the "
             f"memory of arguments), {a.temporary_bytes:,} temporary; "
-            f"{'cost unknown to the plug-in' if math.isnan(a.flops) else cost}"
+            f"{'the plug-in reports no cost' if math.isnan(a.flops) else cost}"
         )
 
 
@@ -129,7 +129,7 @@ def _columns(program: Program) -> list[tuple[str, str]]:
 
 
 def inspect(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Inspection:
-    """Compiles `fn` anew and calls it once, for real: what it writes is written.
+    """Compiles `fn` again and really calls it once: tensors that it writes are changed.
 
     Where results have gradients, the backward program is made too; no `.grad` is touched.
 

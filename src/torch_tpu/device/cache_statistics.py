@@ -1,4 +1,4 @@
-"""How often a call found its program, under the names that `torch.tpu` has for it in TorchTPU. `metrics` knows more."""
+"""Statistics of the program cache, under TorchTPU's names in `torch.tpu`. `torch_tpu.metrics` has more."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def get_allocator_backend() -> str:
 
 
 def host_memory_stats() -> OrderedDict[str, Any]:
-    """Empty: pinned memory of the host is ordinary memory here, and nobody pools it."""
+    """Empty: pinned host memory is ordinary memory here, and there is no pool of it."""
     return OrderedDict()
 
 

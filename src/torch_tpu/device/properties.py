@@ -99,7 +99,7 @@ def get_device_capability(device: Any = None) -> tuple[int, int]:
 
 
 def is_available() -> bool:
-    """Whether the device can be used. XLA:CPU serves where there is no TPU, so jaxlib decides."""
+    """Whether the device can be used. Without a TPU, XLA:CPU runs the programs, so this depends on jaxlib."""
     return importlib.util.find_spec("jaxlib") is not None
 
 

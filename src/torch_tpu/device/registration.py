@@ -18,7 +18,7 @@ def register() -> None:
     """
     if privateuse1.is_taken():
         raise RuntimeError(
-            "PyTorch has room for one device that is not its own, and "
+            "PyTorch has room for one external device (PrivateUse1), and "
             f"{torch._C._get_privateuse1_backend_name()!r} is already registered. Uninstall one of the two packages, "
             "or set TORCH_DEVICE_BACKEND_AUTOLOAD=0 and import the one you want."
         )

@@ -1,4 +1,4 @@
-"""Every program that was made, and why those made before would not do.
+"""Every program that was made, and why no earlier one could be used.
 
 A program is described by fields ("shape of self" → "[2, 3]"). One with a name that was met before is a recompile; its
 reason are the fields in which it differs from the most similar earlier one of that name.
@@ -151,14 +151,14 @@ def _why_fused(plans: Sequence[int], names: Mapping[int, str], count: Counter[in
         changed = [m for m in map(_of_plan.find, new) if m is not None and m.reason]
         if changed:
             return _some([f"{m.name} has another {m.reason} ({user_lines.where(m.place)})" for m in changed])
-        return f"operators for the first time: {_some([names[n] for n in new])}"
+        return f"it contains new operators: {_some([names[n] for n in new])}"
     nearest, order, kept = min(reversed(_fused), key=lambda other: _distance(count, other[0]))
     if count != nearest:
         sides = (("more", count - nearest), ("fewer", nearest - count))
         parts = [f"{side.total()} {word} ({_some([_name(n) for n in side])})" for word, side in sides if side]
-        return f"other operators than the nearest: {', '.join(parts)}"
+        return f"compared with the most similar program: {', '.join(parts)}"
     if order != tuple(plans):
-        return "the same operators in another order"
+        return "the same operators are in another order"
     return f"{outputs} results are kept, not {kept}" if outputs != kept else "operators read other results"
 
 

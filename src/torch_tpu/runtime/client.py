@@ -122,7 +122,7 @@ class Executable:
         return results
 
     def analysis(self) -> analysis.Analysis:
-        """What the compiler says of it; how long compiling took is not known here."""
+        """The compiler's analysis; the time to compile is not known here."""
         return analysis.analyse(self.loaded, "", math.nan)
 
 

@@ -127,9 +127,11 @@ def host_view(tensor: torch.Tensor, why: str = "copy to the host") -> torch.Tens
 
 
 def host_memory(value: Content | None, nbytes: int) -> torch.UntypedStorage:
-    """A host storage that begins with the bytes of a value, waiting for it; what nobody wrote is zero."""
+    """A host storage that begins with the bytes of a value, waiting for it; what has not been written is zero."""
     memory = torch.zeros(nbytes, dtype=torch.uint8, device="cpu").untyped_storage()
     if value is not None and value.array is not None:
+        if hooks.before_reading is not None:
+            hooks.before_reading()
         metrics.count("device_to_host_bytes", value.nbytes)
         elements = from_numpy(contents(value.array), value.dtype)
         host_tensor(memory, value.dtype, 0, value.sizes, value.strides).copy_(elements)

@@ -250,7 +250,7 @@ class BucketedProgram:
                 continue
             seen.add(node)
             if isinstance(value, Data):
-                raise Unsound("a number that the program computes leaves it")
+                raise Unsound("the graph returns a Python number that the program computes")
             results.append(value)
             found.append(layout_of(value) if isinstance(value, torch.Tensor) else None)
         return results, Traced(tuple(found), tuple(interpreter.draws))

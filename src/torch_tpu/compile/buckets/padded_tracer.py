@@ -261,7 +261,7 @@ def replaced(layout: Layout, dim: int, by: Dim) -> Layout:
 
 def _single(dim: Dim) -> None:
     if len(dim) > 1 and is_padded(dim):
-        raise Unsound(f"places of a merged dimension {layouts.describe((dim,))}")
+        raise Unsound(f"positions in a merged dimension {layouts.describe((dim,))}")
 
 
 def is_padded_tensor(value: Any) -> bool:

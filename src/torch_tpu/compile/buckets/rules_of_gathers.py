@@ -30,7 +30,7 @@ def embedding(ctx: PaddedTracer, node: Node, values: list[Any]) -> torch.Tensor:
 def embedding_backward(ctx: PaddedTracer, node: Node, values: list[Any]) -> torch.Tensor:
     grad, indices, *rest = values
     if not all(isinstance(v, int) for v in rest) or rest[2]:
-        raise Unsound("scaled by counts, or of padded rows")
+        raise Unsound("with scale_grad_by_freq, or of a padded embedding table")
     rank = indices.dim()
     filled = [ctx.filled(grad, 0, range(rank)), ctx.filled(indices, 0)]
     result = ctx.call(aten.embedding_dense_backward.default, [*filled, *rest])
@@ -118,7 +118,7 @@ def _indices(ctx: PaddedTracer, x: torch.Tensor, given: Sequence[Any]) -> tuple[
     """Indices of `x[…]`, and the layout of what they take."""
     layout, dims = layout_of(x), [d for d, index in enumerate(given) if index is not None]
     if any(given[d].dtype in (torch.bool, torch.uint8) for d in dims):
-        raise Unsound("with a mask, whose result has as many elements as data say")
+        raise Unsound("with a mask: the size of the result depends on data")
     indices: list[Any] = [None if index is None else _index(ctx, x, d, index, True) for d, index in enumerate(given)]
     taken = ctx.broadcast([indices[d] for d in dims])
     rest = [dim for d, dim in enumerate(layout) if d not in dims]
@@ -141,7 +141,7 @@ def index_put(ctx: PaddedTracer, node: Node, values: list[Any]) -> torch.Tensor:
     if any(map(is_padded, layout)) and not accumulate:
         raise Unsound("without accumulating")
     if layouts.broadcast([layout, layout_of(source)]) != layout:
-        raise Unsound("of a source that lies otherwise")
+        raise Unsound("of a source with another layout")
     # A source that is broadcast has padding where the index has.
     source = ctx.call(aten.expand.default, [source, list(ctx.shape(layout)), False])
     source = ctx.filled(ctx.place(source, layout), 0)

@@ -62,7 +62,7 @@ def arange(ctx: PaddedTracer, node: Node, values: list[Any]) -> torch.Tensor:
     start, step = argument(node, values, "start", 0), argument(node, values, "step", 1)
     dtype = node.meta["val"].dtype
     if dtype.is_floating_point or isinstance(step, float):
-        raise Unsound("in floating point")
+        raise Unsound("with floating-point numbers")
     numbers = [
         ctx.sizes.true(v.expression) if isinstance(v, Number) else hlo.constant(v, torch.int64) for v in (start, step)
     ]

@@ -37,9 +37,9 @@ def reduction(ctx: PaddedTracer, node: Node, values: list[Any]) -> Any:
     name = str(target).removeprefix("aten.").removesuffix(".default")
     padded = padded_of(x, dims)
     if name in _POSITIONS and padded and (len(dims) > 1 or len(layout_of(x)[padded[0]]) > 1):
-        raise Unsound("a position among padded elements")
+        raise Unsound("the position of an element over several padded dimensions")
     if name == "linalg_vector_norm" and padded and argument(node, values, "ord", 2) <= 0:
-        raise Unsound("a norm that zeros change")
+        raise Unsound("a norm to which zeros are not neutral")
     result = ctx.call(target, [ctx.filled(x, NEUTRAL[name], dims), *values[1:]])  # type: ignore[arg-type]
     for t in tree_leaves(result):
         ctx.place(t, without(layout_of(x), dims, keepdim))

@@ -93,7 +93,7 @@ def slice_(ctx: PaddedTracer, node: Node, values: list[Any]) -> torch.Tensor:
     if step == 1:
         return _alias(ctx, _part(ctx, x, dim, start, length))
     if not isinstance(step, int) or not (start is None or (isinstance(start, int) and start >= 0)):
-        raise Unsound("with steps from a place that varies")
+        raise Unsound("with a step, from a start that varies")
     if len(layout_of(x)[dim]) > 1:
         raise Unsound("of a merged dimension")
     first, taken = start or 0, ctx.sizes.padded(length)
@@ -197,7 +197,7 @@ def stack(ctx: PaddedTracer, node: Node, values: list[Any]) -> torch.Tensor:
     tensors, dim = values
     layout = layouts.broadcast([layout_of(t) for t in tensors])
     if any(layout_of(t) != layout for t in tensors):
-        raise Unsound("of tensors that lie differently")
+        raise Unsound("of tensors with different layouts")
     dim %= len(layout) + 1
     return ctx.place(ctx.call(aten.stack.default, [tensors, dim]), (*layout[:dim], (len(tensors),), *layout[dim:]))
 
@@ -255,7 +255,7 @@ def pad(ctx: PaddedTracer, node: Node, values: list[Any]) -> torch.Tensor:
     for d, low, high in edges:
         if padded_of(x, [d]) and min(low, high) < 0:
             if max(low, high) > 0:
-                raise Unsound("cut at one end and longer at the other")
+                raise Unsound("with negative padding at one end and positive padding at the other")
             x = ctx.window(x, d, -low, shape[d])
             changed.remove(d)
     amounts = [a for d, *both in edges for a in (both if d in changed else (0, 0))]

@@ -174,9 +174,9 @@ def _is_private() -> bool:
         if whole not in _warned and len(_warned) < _MOST_WARNED:
             _warned.add(whole)
             warn(
-                f"torch_tpu does not use AOTAutograd's cache in {whole}, and captures graphs anew: {error}, and what "
-                f"somebody else wrote there would run as code. `{error.remedy}` makes it usable, if you trust what is "
-                "there; TORCHINDUCTOR_CACHE_DIR names another folder."
+                f"torch_tpu does not use AOTAutograd's cache in {whole} and captures every graph again: {error}. Files "
+                "that somebody else wrote there would run as code. If you trust what is there, "
+                f"`{error.remedy}` makes it usable. TORCHINDUCTOR_CACHE_DIR chooses another folder."
             )
         return False
     except OSError:

@@ -23,6 +23,8 @@ from torch_tpu.tensor.transfer import host_view
 # The CPU's words, or None where it allows it, by operator and overlaps.
 _verdicts: Recent[Any, Any] = Recent(4096)
 
+_OF_ONE = "unsupported operation: more than one element of the written-to tensor"
+
 
 def check_overlap(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raises what the CPU raises where a written tensor and another argument share memory."""
@@ -56,7 +58,9 @@ def _tried(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> s
     if error is None:
         return ""
     words = str(error)
-    return words if words.startswith("unsupported operation:") else None
+    # Those about elements of one tensor are no verdict on two.
+    of_two = words.startswith("unsupported operation:") and not words.startswith(_OF_ONE)
+    return words if of_two else None
 
 
 def _error(

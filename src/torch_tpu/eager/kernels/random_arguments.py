@@ -1,4 +1,4 @@
-"""Argument checks of `randperm`, dropout and the operators that fill, whose numbers are data no program looks at."""
+"""Argument checks of `randperm`, dropout, rrelu and operators that fill, whose numbers are data no program looks at."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch._ops import OpOverload
 
 from torch_tpu.eager.dispatch.operator import as_program
+from torch_tpu.eager.dispatch.out_form import raise_as_cpu
 from torch_tpu.eager.kernel_table import kernel
 
 aten = torch.ops.aten
@@ -91,3 +92,24 @@ def native_dropout(x: torch.Tensor, p: float, train: bool | None = None) -> tupl
         _check(aten.bernoulli_.float, torch.float32, (1 - p,))
     result: tuple[torch.Tensor, torch.Tensor] = as_program(aten.native_dropout.default)(x, p, train)
     return result
+
+
+def _checked_slopes(func: OpOverload) -> Callable[..., Any]:
+    run = as_program(func)
+
+    def kernel(
+        x: torch.Tensor, noise: torch.Tensor, lower: float = 0.125, upper: float = 1 / 3, *rest: Any, **options: Any
+    ) -> Any:
+        if not 0 <= upper - lower <= torch.finfo(torch.float32).max:
+            raise_as_cpu(func, (x, noise, lower, upper, *rest), options)
+        return run(x, noise, lower, upper, *rest, **options)
+
+    return kernel
+
+
+for _func in (
+    aten.rrelu_with_noise.default,
+    aten.rrelu_with_noise_.default,
+    aten.rrelu_with_noise_functional.default,
+):
+    kernel(_func._schema.name.partition("::")[2])(_checked_slopes(_func))

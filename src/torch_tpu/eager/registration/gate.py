@@ -57,7 +57,7 @@ def _first_call(func: Any, *args: Any, **kwargs: Any) -> Any:
     register.install()
     if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "PrivateUse1"):
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CPU"):
-            return fallback.run_on_cpu(func, args, kwargs, "its library has a kernel for the CPU, none for the device")
+            return fallback.run_on_cpu(func, args, kwargs, "its library has a CPU kernel, but none for the tpu device")
         raise NotImplementedError(
             f"{func} is not implemented for the tpu device, and has no CPU kernel to fall back to. "
             "Move its inputs to the CPU with .cpu()."

@@ -24,6 +24,7 @@ Parameters a lowering may ask for by name, beyond the schema's:
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -82,6 +83,8 @@ class NoLowering(NotImplementedError):
 _lowerings: dict[str, Lowering] = {}
 _higher_order: dict[str, Callable[..., Any]] = {}
 _decompositions: dict[str, Callable[..., Any]] = {}
+# The module that registers each lowering or decomposition: where a reader of docs/operators.md is sent.
+_modules: dict[str, str] = {}
 
 
 def name_of(func: OpOverload) -> str:
@@ -108,6 +111,7 @@ def lower(
             if name in _lowerings:
                 raise ValueError(f"{name} is lowered twice: by {_lowerings[name].function} and {function}")
             _lowerings[name] = Lowering(name, function, structure, frozenset(data), tuple(mutates), wide, extras)
+            _modules[name] = _registering_module()
         return function
 
     return register
@@ -119,9 +123,18 @@ def decompose(*names: str) -> Callable[[Function], Function]:
     def register(function: Function) -> Function:
         for name in names:
             _decompositions[name] = function
+            _modules[name] = _registering_module()
         return function
 
     return register
+
+
+def _registering_module() -> str:
+    """The module whose top level is being executed: a decorator's own module is not it, nor is a loop's function."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_name != "<module>" and frame.f_back is not None:
+        frame = frame.f_back
+    return str(frame.f_globals["__name__"])
 
 
 def lower_higher_order(*names: str) -> Callable[[Function], Function]:
@@ -157,6 +170,11 @@ def decomposition(func: OpOverload) -> Callable[..., Any] | None:
 def decomposes_here(func: OpOverload) -> bool:
     """Whether this project gives a decomposition of its own for an operator."""
     return name_of(func) in _decompositions
+
+
+def module_of(func: OpOverload) -> str | None:
+    """The module that registers an operator's lowering or decomposition; None where there is none here."""
+    return _modules.get(name_of(func))
 
 
 def names() -> list[str]:
