@@ -25,6 +25,7 @@ from torch_tpu.eager.program.call_signature import LAST_INT64, CallSignature, Ch
 from torch_tpu.eager.program.plan import Call, Plan
 from torch_tpu.hooks import check_device
 from torch_tpu.ops.core import derived
+from torch_tpu.ops.core.argument_mapper import mapped
 from torch_tpu.ops.core.schema import signature
 from torch_tpu.ops.tracing.cpu_acceptance import has_domain
 from torch_tpu.ops.tracing.tracer import Tracer
@@ -286,12 +287,12 @@ def _equal_groups(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
 def _made_elsewhere(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> Any:
     """A tensor like one of the device's (`zeros_like`, `new_full`) on another device, which needs no contents of it."""
 
-    def like(t: Any) -> Any:
-        if not isinstance(t, _Tensor) or t.device.type != "tpu":
+    def like(t: torch.Tensor) -> torch.Tensor:
+        if t.device.type != "tpu":
             return t
         return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device)
 
-    return func(*map(like, args), **kwargs)
+    return func(*mapped(args, like, device), **kwargs)
 
 
 def checks_bounds() -> bool:
