@@ -6,7 +6,8 @@ still refers to, nothing else. The graph runs when a value is needed, and piece 
 device works while Python records.
 
 Where a growing graph is cut depends on the operators around the place alone: of the possible places it is the one
-with the smallest digest, on a TPU of those over which the fewest bytes cross. So equal layers are cut into equal
+with the smallest digest: of those that keep few temporaries (`eager.temporaries`), on a TPU of those over which the
+fewest bytes cross. So equal layers are cut into equal
 chunks, whatever came before them, and compile once.
 """
 
@@ -23,7 +24,7 @@ from weakref import ref
 import torch
 
 from torch_tpu import metrics
-from torch_tpu.eager import chunk, conditions, hooks, mode, refused
+from torch_tpu.eager import chunk, conditions, hooks, mode, refused, temporaries
 from torch_tpu.eager.conditions import Condition, Write, owner
 from torch_tpu.eager.plan import Plan
 from torch_tpu.hlo.strided import contiguous_strides
@@ -248,7 +249,10 @@ class Graph:
 
         calls = self._calls()
         if self._runs_on_cpu:
-            return min(calls[shortest:], key=digest)
+            ends = calls[shortest:]
+            if shortest < SHORTEST_CHUNK:
+                ends = temporaries.few(ends, self.operators, self.slots, self.base, LARGE)
+            return min(ends, key=digest)
         crossing = self._crossing(calls, shortest)
         return min(crossing, key=lambda n: (crossing[n], digest(n)))
 
