@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torch_tpu.eager.kernels import kernel, program
+from torch_tpu.eager.out import raise_as_cpu
 from torch_tpu.metrics.user_warnings import warn
 from torch_tpu.tensor.errors import device_mismatch
 from torch_tpu.tensor.transfer import host_view
@@ -151,3 +152,12 @@ def _shown_once(x: torch.Tensor, positions: list[torch.Tensor | None]) -> torch.
 index_put = _put("index_put", aten.masked_fill.Tensor)
 index_put_ = _put("index_put_", aten.masked_fill_.Tensor)
 index_put_impl_ = _put("_index_put_impl_", aten.masked_fill_.Tensor)
+
+
+@kernel("select_scatter")
+def select_scatter(x: torch.Tensor, source: torch.Tensor, dim: int, index: int) -> torch.Tensor:
+    """The index is data, which no program looks at."""
+    if not -x.dim() <= dim < x.dim() or not -x.shape[dim] <= index < x.shape[dim]:
+        raise_as_cpu(aten.select_scatter.default, (x, source, dim, index), {})
+    result: torch.Tensor = program(aten.select_scatter.default)(x, source, dim, index)
+    return result

@@ -10,7 +10,7 @@ import torch
 from torch._ops import OpOverload
 
 from torch_tpu.eager import execute, graph, hooks, mode, number_kinds, simple, varying
-from torch_tpu.eager.fallback import as_cpu_raises, run_on_cpu
+from torch_tpu.eager.fallback import as_cpu_raises, policy, run_on_cpu
 from torch_tpu.eager.graph import NotReadyError
 from torch_tpu.eager.memory import check_device
 from torch_tpu.eager.overlap import check_overlap
@@ -166,7 +166,11 @@ class Operator:
                 return execute.keep(key, OnHost())
             plan = execute.find_plan(key, sig, lambda: self._call(sig, args, kwargs))
         except Exception as error:
-            raise as_cpu_raises(self.func, args, kwargs, error) from None
+            known = as_cpu_raises(self.func, args, kwargs, error)
+            if known is not error or policy() == "error" or isinstance(error, torch.OutOfMemoryError):
+                raise known from None
+            # The CPU takes it: some meta kernels refuse more.
+            plan = execute.keep(key, execute.Unsupported(f"{type(error).__name__}: {error}"))
         if kind is not None:
             varying.made(kind)
         return plan
