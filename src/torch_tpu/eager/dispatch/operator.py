@@ -17,7 +17,7 @@ from torch_tpu.eager.dispatch import fast_path
 from torch_tpu.eager.dispatch.fast_path import PLAIN, SHARED
 from torch_tpu.eager.dispatch.launch import launch
 from torch_tpu.eager.host import scalar_check, shape_churn
-from torch_tpu.eager.host.fallback import as_cpu_raises, run_on_cpu
+from torch_tpu.eager.host.fallback import as_cpu_raises, policy, run_on_cpu
 from torch_tpu.eager.host.memory_overlap import check_overlap
 from torch_tpu.eager.host.shape_churn import OnHost
 from torch_tpu.eager.program import plan_table
@@ -172,7 +172,11 @@ class Operator:
                 return plan_table.keep(key, OnHost())
             plan = plan_table.find_plan(key, sig, lambda: self._call(sig, args, kwargs))
         except Exception as error:
-            raise as_cpu_raises(self.func, args, kwargs, error) from None
+            known = as_cpu_raises(self.func, args, kwargs, error)
+            if known is not error or policy() == "error" or isinstance(error, torch.OutOfMemoryError):
+                raise known from None
+            # The CPU takes it: some meta kernels refuse more.
+            plan = plan_table.keep(key, plan_table.Unsupported(f"{type(error).__name__}: {error}"))
         if kind is not None:
             shape_churn.made(kind)
         return plan
