@@ -19,20 +19,26 @@ import threading
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from torch_tpu import metrics
+from torch_tpu import delayed, metrics
 from torch_tpu.eager.plan import Plan, new_target
-from torch_tpu.hlo import array as hlo
-from torch_tpu.hlo import module, types
-from torch_tpu.hlo.array import Array
+from torch_tpu.hlo import types
 from torch_tpu.metrics import programs
 from torch_tpu.metrics.places import Place, where
 from torch_tpu.runtime.client import Buffer, Executable, client
 from torch_tpu.runtime.cpu_options import LEAST_MEMORY, options_for
+
+if TYPE_CHECKING:
+    from torch_tpu.hlo import array as hlo
+    from torch_tpu.hlo import module
+    from torch_tpu.hlo.array import Array
+else:
+    hlo = delayed.module("torch_tpu.hlo.array", globals(), "hlo")
+    module = delayed.module("torch_tpu.hlo.module", globals(), "module")
 
 # For each number parameter of a plan the numbers given for it; None for a plan without such parameters.
 Numbers = Sequence[Sequence[Any]] | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._ops import OpOverload
@@ -21,8 +21,10 @@ from torch_tpu.eager.varying import OnHost
 from torch_tpu.ops import derived
 from torch_tpu.ops.judgement import has_domain
 from torch_tpu.ops.schema import signature
-from torch_tpu.ops.trace import Tracer
 from torch_tpu.runtime.client import client
+
+if TYPE_CHECKING:
+    from torch_tpu.ops.trace import Tracer
 
 # What each call looks up.
 # Floats that every float dtype takes in a computation.

@@ -12,24 +12,33 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._ops import OpOverload
 
-from torch_tpu import metrics
+from torch_tpu import delayed, metrics
 from torch_tpu.eager import hooks
-from torch_tpu.hlo import array as hlo
-from torch_tpu.hlo import guard, module, strided, types
-from torch_tpu.hlo.array import Array
-from torch_tpu.hlo.target import builds_here
-from torch_tpu.ops.random_bits import Rng
-from torch_tpu.ops.trace import Base, Data, Tracer
-from torch_tpu.ops.windows import Window
+from torch_tpu.hlo import strided, types
+from torch_tpu.hlo.target import Target, builds_here
 from torch_tpu.runtime import fingerprint
 from torch_tpu.runtime.client import Executable, client
 from torch_tpu.runtime.cpu_options import options_for
 from torch_tpu.tensor.storage import Geometry, geometry
+
+if TYPE_CHECKING:
+    from torch_tpu.hlo import array as hlo
+    from torch_tpu.hlo import guard, module
+    from torch_tpu.hlo.array import Array
+    from torch_tpu.ops import random_bits, trace, windows
+else:
+    # Only to trace a call: a plan from the disk needs none of them.
+    hlo = delayed.module("torch_tpu.hlo.array", globals(), "hlo")
+    guard = delayed.module("torch_tpu.hlo.guard", globals(), "guard")
+    module = delayed.module("torch_tpu.hlo.module", globals(), "module")
+    random_bits = delayed.module("torch_tpu.ops.random_bits", globals(), "random_bits")
+    trace = delayed.module("torch_tpu.ops.trace", globals(), "trace")
+    windows = delayed.module("torch_tpu.ops.windows", globals(), "windows")
 
 hooks.traces = builds_here
 
@@ -191,7 +200,7 @@ class Plan:
         parameters: Sequence[module.Spec],
         results: list[module.Spec],
         operations: Counter[tuple[str, tuple[int, ...]]],
-        target: module.Target,
+        target: Target,
         *,
         bases: tuple[int, ...],
         starts: tuple[tuple[int, int], ...],
@@ -295,7 +304,7 @@ class _Builder:
         for i, dtype in enumerate(call.hosts):
             self._parameter("host", i, ((), dtype))
         self._parameter("rng", 0, ((2,), torch.uint64))
-        self.rng: Rng | None = None
+        self.rng: random_bits.Rng | None = None
 
     def _parameter(self, kind: str, index: int, spec: module.Spec) -> None:
         self.parameters.append((kind, index))
@@ -304,19 +313,19 @@ class _Builder:
     def body(self, *arrays: Array) -> Sequence[Array]:
         given = dict(zip(self.parameters, arrays, strict=True))
 
-        def rng() -> Rng:
+        def rng() -> random_bits.Rng:
             if self.rng is None:
-                self.rng = Rng(given["rng", 0])
+                self.rng = random_bits.Rng(given["rng", 0])
             return self.rng
 
-        self.tracer = tracer = Tracer(rng=rng, checks=self.call.checks)
-        self.bases: dict[int, Base] = {}
+        self.tracer = tracer = trace.Tracer(rng=rng, checks=self.call.checks)
+        self.bases: dict[int, trace.Base] = {}
         self.tensors: list[torch.Tensor] = []
         storages: dict[int, torch.UntypedStorage] = {}
         moving = {spec.storage for spec in self.call.inputs if spec.starts}
         for i, spec in enumerate(self.call.inputs):
             if spec.storage == i:
-                base = Base(given["base", i], spec.geometry.sizes, spec.geometry.strides, spec.geometry.dtype)
+                base = trace.Base(given["base", i], spec.geometry.sizes, spec.geometry.strides, spec.geometry.dtype)
                 self.bases[i] = base
                 storages[i] = tracer.add_storage(base, spec.nbytes)
             tensor = torch.empty(0, dtype=spec.dtype, device="meta")
@@ -331,7 +340,7 @@ class _Builder:
             tensor = torch.empty((), dtype=dtype, device="meta")
             tracer.add_host_scalar(tensor, given["host", i])
             hosts.append(tensor)
-        data = [Data(value, given["data", i]) for i, value in enumerate(self.call.data)]
+        data = [trace.Data(value, given["data", i]) for i, value in enumerate(self.call.data)]
         table: dict[str, Sequence[Any]] = {"input": self.tensors, "host": hosts, "data": data}
         args, kwargs = fill((self.call.args, self.call.kwargs), table)
         self.returned = self.call.function(tracer, args, kwargs)
@@ -352,7 +361,7 @@ class _Builder:
             self.results.extend([condition] if value is None else [condition, value])
         return self.results
 
-    def _written(self, base: Base, g: Geometry, old: Array) -> Array:
+    def _written(self, base: trace.Base, g: Geometry, old: Array) -> Array:
         """The new value of a storage; the old one where a condition does not hold and only the program can choose."""
         new = base.value()
         conditions = [condition for condition, *_ in self.tracer.checks]
@@ -405,12 +414,12 @@ class _Builder:
         return Fresh(self.fresh_index[id(base)], g, *place, returned.dtype, contiguous)
 
 
-def _window(index: int, spec: Input, base: Base, starts: Array | None) -> Window:
+def _window(index: int, spec: Input, base: trace.Base, starts: Array | None) -> windows.Window:
     steps, first = strided.plan(base.sizes, base.strides, spec.sizes, spec.strides, spec.offset, base.dtype, spec.dtype)
     given = (
         first if starts is None else [hlo.reshape(hlo.slice_in_dim(starts, k, k + 1), ()) for k in range(len(first))]
     )
-    return Window(index, spec.sizes, spec.dtype, (steps, given))
+    return windows.Window(index, spec.sizes, spec.dtype, (steps, given))
 
 
 def fill(value: Any, table: dict[str, Sequence[Any]]) -> Any:
@@ -437,11 +446,11 @@ def _named(name: str, body: Callable[..., Sequence[Array]]) -> Callable[..., Seq
     return build
 
 
-def new_target(platform: str | None = None) -> module.Target:
+def new_target(platform: str | None = None) -> Target:
     """The target of a module for this process's client, or for another platform, by PJRT's name, without LAPACK."""
     if platform is not None:
-        return module.Target(platform, lapack=False)
-    return module.Target(client().platform_name, client().calls_lapack)
+        return Target(platform, lapack=False)
+    return Target(client().platform_name, client().calls_lapack)
 
 
 def make_plan(call: Call, platform: str | None = None) -> Plan:
