@@ -17,9 +17,8 @@ from tests.programs.results import Result, generator_digest, load, save
 from tests.programs.run import Invalid, run
 from tests.programs.shrink import shrink
 from tests.programs.state import Comparison, snapshot
-from torch_tpu import ops
 from torch_tpu.eager import copy, execute
-from torch_tpu.ops import registry
+from torch_tpu.ops import families, registry
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +97,7 @@ def test_writes_are_counted() -> None:
 
 def test_a_wrong_lowering_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sine gets a small error; what has nothing to do with it goes."""
-    ops.load()
+    families.load()
     rule = registry.find(torch.ops.aten.sin.default)
     assert rule is not None
     right = rule.function

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.compare import check, no_fallback
-from torch_tpu import metrics, ops
-from torch_tpu.ops import derived, registry
+from torch_tpu import metrics
+from torch_tpu.ops import derived, families, registry
 
 
 def test_write_through_strided_view() -> None:
@@ -71,7 +71,7 @@ def test_default_dtype_may_change() -> None:
 
 def test_a_lowering_gives_a_result_for_each_place_of_the_schema() -> None:
     """One too few is an error, and nobody else's result takes its place."""
-    ops.load()
+    families.load()
     func = torch.ops.aten.native_layer_norm_backward.default
     rule = registry.find(func)
     short = dataclasses.replace(rule, function=lambda *args, **kwargs: rule.function(*args, **kwargs)[1:])

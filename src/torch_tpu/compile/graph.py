@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-from torch_tpu import metrics, ops
+from torch_tpu import metrics
 from torch_tpu.compile import stored_graph
 from torch_tpu.compile.border import Border
 from torch_tpu.compile.cut import Cut, is_worth_it
@@ -67,7 +67,6 @@ class Stored:
 
 
 def facts_of(graph: GraphModule) -> Facts:
-    ops.load()
     placeholders = graph.graph.find_nodes(op="placeholder")
     return Facts(
         Border(graph),

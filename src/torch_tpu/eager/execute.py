@@ -87,8 +87,14 @@ def keep(key: tuple[Any, ...], instead: Any) -> Any:
         return _plans.keep(key, instead)
 
 
-def find_plan(key: tuple[Any, ...], sig: CallSignature, make: Callable[[], Call]) -> Plan | Unsupported:
-    """The plan of a signature, made at its first call."""
+def find_plan(
+    key: tuple[Any, ...], sig: CallSignature, make: Callable[[], Call], judge: Callable[[], None] | None = None
+) -> Plan | Unsupported:
+    """The plan of a signature, made at its first call.
+
+    Args:
+        judge: raises for numbers that the operator refuses. A trace looks at them itself; a stored plan does not.
+    """
     with _making:
         plan: Any = _plans.find(key)
         of_offsets = ForOffsets.key(key, sig)
@@ -102,6 +108,8 @@ def find_plan(key: tuple[Any, ...], sig: CallSignature, make: Callable[[], Call]
             if plan is None:
                 plan = make_plan(call)
                 stored_plans.keep(call, plan)
+            elif judge is not None:
+                judge()
             check_fits(plan.nbytes)
             if mode.fused:
                 plan.call = call

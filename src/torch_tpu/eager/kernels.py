@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any, TypeVar
 
 from torch._ops import OpOverload
 
-from torch_tpu.ops import derived
+from torch_tpu.eager import kernel_table
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 HANDWRITTEN: dict[str, Callable[..., Any]] = {}
+_programs: dict[str, Callable[..., Any]] = {}
 
 
 def kernel(*names: str) -> Callable[[Function], Function]:
@@ -28,10 +28,15 @@ def kernel(*names: str) -> Callable[[Function], Function]:
     return register
 
 
-@cache
 def program(func: OpOverload) -> Callable[..., Any]:
     """The kernel that runs an overload as a compiled program."""
-    from torch_tpu.eager.operator import ListOperator, Operator
+    name = func.name()
+    return _programs.get(name) or program_named(name, kernel_table.rows().get(name) or kernel_table.row_of(name, func))
 
-    is_list = derived.is_entrywise(func) or derived.writes_lists(func)
-    return ListOperator(func) if is_list else Operator(func)
+
+def program_named(name: str, row: kernel_table.Row) -> Callable[..., Any]:
+    """The same, by the overload's name; the overload itself is looked at when the kernel is first called."""
+    from torch_tpu.eager.operator import new_operator
+
+    found = _programs.get(name)
+    return _programs.setdefault(name, new_operator(name, row)) if found is None else found

@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 from torch_tpu.eager import execute, graph, hooks, mode, number_kinds, simple, varying
 from torch_tpu.eager.fallback import as_cpu_raises, run_on_cpu
 from torch_tpu.eager.graph import NotReadyError
+from torch_tpu.eager.kernel_table import Row, overload
 from torch_tpu.eager.memory import check_device
 from torch_tpu.eager.overlap import check_overlap
 from torch_tpu.eager.plan import Call, Plan
@@ -41,29 +42,37 @@ class Operator:
 
     __slots__ = (
         "data",
+        "full_name",
         "func",
         "generator",
         "has_domain",
         "keyword_data",
         "name",
         "reads_precision",
+        "row",
         "sig",
         "wide",
         "writes",
     )
     kind = "operator"
 
-    def __init__(self, func: OpOverload) -> None:
-        self.func = func
-        self.name = func._schema.name.partition("::")[2]
-        self.sig = signature(func)
+    def __init__(self, name: str, row: Row) -> None:
+        """`name` is that of the overload, such as "aten::add.Tensor"."""
+        self.row = row
+        self.full_name = name
         # Whether one of its programs so far depends on the precision of float32 products.
         self.reads_precision = False
-        self.data = tuple(derived.is_data(func, a) for a in self.sig.arguments)
+
+    def look_up(self) -> None:
+        """Looks at the overload: not before the first call, because few of all overloads are ever called."""
+        func = self.func = overload(self.full_name)
+        self.name = func._schema.name.partition("::")[2]
+        self.sig = signature(func)
+        data = self.row.data
+        self.data = tuple(derived.is_data(func, a) for a in self.sig.arguments) if data is None else data
         self.keyword_data = {a.name: d for a, d in zip(self.sig.arguments, self.data, strict=True)}
-        rule = derived.lowering(func)
-        self.wide = rule is not None and rule.wide
-        self.writes = any(a.is_written for a in self.sig.arguments) or (rule is not None and bool(rule.mutates))
+        self.wide = self.row.wide
+        self.writes = self.row.writes
         self.has_domain = has_domain(func)
         # Where a generator stands among the positional arguments.
         self.generator = self.sig.positions.get("generator", len(self.sig.arguments))
@@ -166,7 +175,12 @@ class Operator:
         try:
             if kind is not None and few and varying.runs_on_host(kind, self.func, args, kwargs):
                 return execute.keep(key, OnHost())
-            plan = execute.find_plan(key, sig, lambda: self._call(sig, args, kwargs))
+            plan = execute.find_plan(
+                key,
+                sig,
+                lambda: self._call(sig, args, kwargs),
+                lambda: number_kinds.judge(self.func, args, kwargs, sig.tensors, sig.data) if sig.data else None,
+            )
         except Exception as error:
             raise as_cpu_raises(self.func, args, kwargs, error) from None
         if kind is not None:
@@ -190,6 +204,7 @@ class Operator:
             [t.dtype for t in sig.hosts],
             self.wide or computes_wide(sig, [*args, *kwargs.values()]),
             checks_bounds(),
+            identity=self.full_name,
             func=self.func,
         )
 
@@ -224,9 +239,9 @@ class ListOperator(Operator):
 
     __slots__ = ("lists", "tells_autograd")
 
-    def __init__(self, func: OpOverload) -> None:
-        super().__init__(func)
-        self.tells_autograd = derived.writes_lists(func)
+    def look_up(self) -> None:
+        super().look_up()
+        self.tells_autograd = derived.writes_lists(self.func)
         self.lists = {a.name for a in self.sig.arguments if a.is_tensor_list or a.is_data_list}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -262,6 +277,39 @@ class ListOperator(Operator):
 
     def _some(self, value: Any, name: str, entries: Sequence[int]) -> Any:
         return [value[i] for i in entries] if name in self.lists and value else value
+
+
+class _NewOperator(Operator):
+    """An operator before its first call: the first attribute that is missing makes it an `Operator`.
+
+    So those that are called pay nothing for it: a `__getattr__` of their own class would slow each attribute down.
+    """
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        return _looked_up(self, Operator, name)
+
+
+class _NewListOperator(ListOperator):
+    """The same for lists."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        return _looked_up(self, ListOperator, name)
+
+
+def _looked_up(operator: Operator, kind: type[Operator], attribute: str) -> Any:
+    # Two threads may come here at once: both find the same.
+    kind.look_up(operator)
+    operator.__class__ = kind
+    return getattr(operator, attribute)
+
+
+def new_operator(name: str, row: Row) -> Operator:
+    """The kernel of an overload."""
+    return _NewListOperator(name, row) if row.is_list else _NewOperator(name, row)
 
 
 def _equal_groups(tensors: Sequence[torch.Tensor]) -> list[list[int]]:

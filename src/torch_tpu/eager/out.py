@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch._ops import OpOverload
 
 from torch_tpu.eager import copy, graph
 from torch_tpu.eager.fallback import as_cpu_raises, cpu_error
+from torch_tpu.eager.kernel_table import overload
 from torch_tpu.eager.overlap import check_overlap
 from torch_tpu.hlo.strided import is_dense
 from torch_tpu.ops.schema import bind, call, signature, unbind
@@ -82,6 +84,19 @@ class OutKernel:
         for out, result in pairs:
             place(out, result)
         return outs[0] if len(outs) == 1 and not self.sig.returns_list else tuple(outs)
+
+
+def new_out_kernel(name: str, functional: str) -> Callable[..., Any]:
+    """The kernel of an `out=` overload by its name, made when it is first called."""
+    kernel: OutKernel | None = None
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        nonlocal kernel
+        if kernel is None:
+            kernel = OutKernel(overload(name), overload(functional))
+        return kernel(*args, **kwargs)
+
+    return run
 
 
 def raise_as_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_map
 
-from torch_tpu.eager import execute, plan, register
+from torch_tpu.eager import execute, plan, register, stored_plans
 from torch_tpu.eager.examples import Example, examples
 from torch_tpu.eager.host_kernels import OnHost, Refused
 from torch_tpu.eager.kernels import HANDWRITTEN
@@ -222,6 +222,7 @@ def _rehearsal() -> Iterator[None]:
     with (
         mock.patch.object(plan, "client", return_value=uncompiled),
         mock.patch.object(execute, "make_plan", make_plan),
+        mock.patch.object(stored_plans, "keeps_operators", False),
         mock.patch.object(execute, "_plans", execute.Recent(4096)),
         mock.patch.dict(os.environ, {"TORCH_TPU_FALLBACK": "error"}),
         torch.random.fork_rng(devices=[]),

@@ -14,7 +14,6 @@ from torch._ops import OpOverload
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
-from torch_tpu import ops
 from torch_tpu.compile.buckets import layout as layouts
 from torch_tpu.compile.buckets.layout import Layout, Unsound, is_padded
 from torch_tpu.compile.buckets.sizes import Number
@@ -55,7 +54,6 @@ def find(target: Any) -> Rule | None:
 
 def decompositions() -> dict[OpOverload, Callable[..., Any]]:
     """For AOTAutograd: what has no rule, but consists of operators that have one."""
-    ops.load()
     parts = (aten._transformer_encoder_layer_fwd.default, aten._native_multi_head_attention.default)
     return {func: found for func in parts if (found := registry.decomposition(func)) is not None}
 
