@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from torch_tpu import metrics
-from torch_tpu.eager import execute, kernel_table, number_kinds, register, stored_plans
+from torch_tpu.eager import execute, kernel_table, register, stored_plans
 from torch_tpu.eager.mode import EagerMode
+from torch_tpu.ops import judgement
 from torch_tpu.runtime.client import client
 from torch_tpu.runtime.disk_cache import DiskCache
 
@@ -36,6 +37,7 @@ def _refuse(call: Any, platform: str | None = None) -> Any:
 def as_a_new_process(call: Call, x: torch.Tensor) -> Any:
     """The result of a call whose plans are all on disk."""
     execute.clear_plans()
+    judgement._accepted.clear()
     with mock.patch.object(execute, "make_plan", _refuse):
         return call(x)
 
@@ -143,12 +145,19 @@ def test_numbers_are_judged_with_a_stored_plan(known: Call, wrong: Call) -> None
     known(host.to("tpu"))
     with pytest.raises(RuntimeError) as expected:
         wrong(host)
-    number_kinds._verdicts.clear()
     for _ in range(2):
         with pytest.raises(RuntimeError) as got:
             as_a_new_process(wrong, host.to("tpu"))
         assert str(got.value) == str(expected.value)
     torch.testing.assert_close(as_a_new_process(known, host.to("tpu")).cpu(), known(host))
+
+
+def test_warnings_come_with_a_stored_plan() -> None:
+    judgement._accepted.clear()
+    x = torch.ones(1, device="tpu")
+    for call in (torch.std, lambda x: as_a_new_process(torch.std, x)):
+        with pytest.warns(UserWarning, match="degrees of freedom is <= 0"):
+            call(x)
 
 
 def test_an_index_check_of_a_stored_plan() -> None:

@@ -93,7 +93,8 @@ def find_plan(
     """The plan of a signature, made at its first call.
 
     Args:
-        judge: raises for numbers that the operator refuses. A trace looks at them itself; a stored plan does not.
+        judge: asks the CPU whether it takes such a call: raises for numbers that it refuses, and warns as it warns. A
+            trace does so itself, a stored plan does not.
     """
     with _making:
         plan: Any = _plans.find(key)

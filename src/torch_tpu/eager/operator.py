@@ -20,7 +20,7 @@ from torch_tpu.eager.signature import LAST_INT64, CallSignature, computes_wide, 
 from torch_tpu.eager.simple import PLAIN, SHARED, record, run
 from torch_tpu.eager.varying import OnHost
 from torch_tpu.ops import derived
-from torch_tpu.ops.judgement import has_domain
+from torch_tpu.ops.judgement import check_kinds, has_domain
 from torch_tpu.ops.schema import signature
 from torch_tpu.runtime.client import client
 
@@ -179,7 +179,7 @@ class Operator:
                 key,
                 sig,
                 lambda: self._call(sig, args, kwargs),
-                lambda: number_kinds.judge(self.func, args, kwargs, sig.tensors, sig.data) if sig.data else None,
+                lambda: check_kinds(self.func, args, kwargs),
             )
         except Exception as error:
             raise as_cpu_raises(self.func, args, kwargs, error) from None
