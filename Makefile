@@ -20,7 +20,7 @@ ON = $(if $(PLATFORM),--platform $(PLATFORM))
 # One test file stays in one process, so a file may rely on the order of its own tests and on its own caches.
 PYTEST := $(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile
 ON_PLUGIN_TOO := tests/plugin tests/compile/test_backend.py tests/device/test_fork.py tests/device/test_threads.py \
-	tests/eager/test_donation.py tests/eager/test_late_failures.py tests/eager/test_simple_calls.py \
+	tests/eager/test_donation.py tests/eager/test_late_failures.py tests/eager/test_fast_path.py \
 	tests/reports/test_errors.py
 
 test: $(READY)
@@ -40,17 +40,17 @@ families: $(READY)
 # In another execution mode: make conformance MODE=fused; on the plug-in: make conformance PLATFORM=xcpu
 MODE ?= strict
 conformance: $(READY)
-	$(BIN)/python -m tests.conformance --mode $(MODE) $(ON) $(OPTIONS); database=$$?; \
-		$(BIN)/python -m tests.programs --mode $(MODE) $(ON) --count 2000 && exit $$database
+	$(BIN)/python -m tools.conformance --mode $(MODE) $(ON) $(OPTIONS); database=$$?; \
+		$(BIN)/python -m tools.random_programs --mode $(MODE) $(ON) --count 2000 && exit $$database
 
 # Compiles the programs of PyTorch's test database for TPUs that are not there; continues where it stopped.
 # make tpu-check OPTIONS=--table=docs/tpu-operators.md also writes the page.
 tpu-check: $(READY)
-	$(BIN)/python -m tests.tpu_check $(OPTIONS)
+	$(BIN)/python -m tools.tpu_check $(OPTIONS)
 
 # Which operators the device answers, and how: docs/operators.md
 operators: $(READY)
-	$(BIN)/torch-tpu operators --output docs/operators.md
+	$(BIN)/python -m tools.operators --output docs/operators.md
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -65,7 +65,7 @@ wheel: $(READY)
 
 clean:
 	rm -rf .venv dist demo-output conformance-results tpu-check-results .mypy_cache .pytest_cache .ruff_cache
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch must come with the constraints: without them pip may choose another build of it, gigabytes larger.
 $(READY): pyproject.toml constraints.txt

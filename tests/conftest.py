@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch._functorch.config
 
-from tests import platforms
+from tools import platforms
 from torch_tpu import metrics  # registers the device where the package is not installed
-from torch_tpu.eager import stored_plans
+from torch_tpu.eager.program import stored_plans
 
 # Graphs that an earlier run left in PyTorch's cache would not be captured again, so tests would not see how.
 torch._functorch.config.enable_autograd_cache = False

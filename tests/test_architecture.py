@@ -137,6 +137,7 @@ def test_no_path_of_one_machine():
     files = [
         *FILES,
         *(ROOT / "tests").rglob("*.py"),
+        *(ROOT / "tools").rglob("*.py"),
         *(ROOT / "docs").rglob("*.md"),
         *ROOT.glob("*.*"),
         ROOT / "Makefile",

@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from torch_tpu import metrics
-from torch_tpu.compile.buckets import values
-from torch_tpu.eager import chunk, execute, signature, varying
+from torch_tpu.compile.buckets import padded_values
+from torch_tpu.eager.deferred import segment
+from torch_tpu.eager.host import shape_churn
+from torch_tpu.eager.program import call_signature, launch
 from torch_tpu.eager.recent import Recent
 from torch_tpu.metrics import events, programs
 from torch_tpu.metrics.latest import Latest
@@ -112,81 +114,79 @@ def test_longer_forms_of_a_value() -> None:
     """Slices of one table, each padded to a bucket of its own."""
     x = torch.arange(4096.0).to("tpu")
     for n in range(1, 200):
-        padded, _ = values.lengthened(x[:n], [n + 1], lambda _: False)
+        padded, _ = padded_values.lengthened(x[:n], [n + 1], lambda _: False)
         assert padded.shape == (n + 1,)
-    (found,) = (views for value, views in values._longer.items() if value is x.untyped_storage().value)
-    assert len(found) + len(found.older) <= values.MOST_LONGER
-    again, _ = values.lengthened(x[:199], [200], lambda _: False)
+    (found,) = (views for value, views in padded_values._longer.items() if value is x.untyped_storage().value)
+    assert len(found) + len(found.older) <= padded_values.MOST_LONGER
+    again, _ = padded_values.lengthened(x[:199], [200], lambda _: False)
     assert again.data_ptr() == padded.data_ptr()  # of one that is used again there is one copy
     assert again[:199].tolist() == list(range(199))
 
 
 def test_kinds_of_calls_that_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(varying, "_made", type(varying._made)())
-    for n in range(MANY + varying.MOST_KINDS):
-        varying.made(n)
-    assert len(varying._made) <= varying.MOST_KINDS + 1
+    monkeypatch.setattr(shape_churn, "_made", type(shape_churn._made)())
+    for n in range(MANY + shape_churn.MOST_KINDS):
+        shape_churn.made(n)
+    assert len(shape_churn._made) <= shape_churn.MOST_KINDS + 1
 
 
 def test_programs_of_fused_eager_and_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk, "MOST_PROGRAMS", 50)
-    table: Any = type(chunk._chunks)()
+    monkeypatch.setattr(segment, "MOST_PROGRAMS", 50)
+    table: Any = type(segment._chunks)()
     for n in range(MANY):
-        chunk._keep(table, n, n)
+        segment._keep(table, n, n)
     assert len(table) == 50
-    plans = [execute._plans, execute.simple_plans, signature._views, signature._view_kinds]
-    assert all(isinstance(t, Recent) for t in [*plans, execute._number_buffers, execute._start_buffers])
+    plans = [launch._plans, launch.simple_plans, call_signature._views, call_signature._view_kinds]
+    assert all(isinstance(t, Recent) for t in [*plans, launch._number_buffers, launch._start_buffers])
 
 
 # Tables of a module that have no bound of their own, and why they do not grow with what a program does.
 FIXED = {
-    "device/broken.py _libraries": "one for each namespace of operators",
+    "device/broken_device.py _libraries": "one for each namespace of operators",
     "device/generator.py _by_address": "weak",
     "device/pinned.py _kept": "three for the one patch",
     "device/privateuse1.py _kept": "two: the hooks and the guard",
     "device/stream_guard.py _tables": "one",
-    "eager/chunk.py _chunks": "MOST_PROGRAMS",
-    "eager/chunk.py _compiled": "MOST_PROGRAMS",
-    "eager/conditions.py unread": "read when a graph has run",
-    "eager/fallback.py _warned": "operators",
-    "eager/graph.py _graphs": "weak",
-    "eager/graph.py _nodes": "2**20, on topologies only",
-    "eager/kernel_table.py _rows": "operators",
-    "eager/kernels.py HANDWRITTEN": "operators",
-    "eager/kernels.py _programs": "operators",
-    "eager/register.py _libraries": "one for each namespace of operators",
-    "eager/varying.py _made": "MOST_KINDS",
-    "compile/autograd_cache.py _warned": "_MOST_WARNED",
+    "eager/deferred/segment.py _chunks": "MOST_PROGRAMS",
+    "eager/deferred/segment.py _compiled": "MOST_PROGRAMS",
+    "eager/deferred/runtime_checks.py unread": "read when a graph has run",
+    "eager/deferred/deferred_graph.py _graphs": "weak",
+    "eager/deferred/deferred_graph.py _nodes": "2**20, on topologies only",
+    "eager/kernel_table.py HANDWRITTEN": "operators",
+    "eager/kernel_table.py _programs": "operators",
+    "eager/overload_table.py _rows": "operators",
+    "eager/registration/register.py _libraries": "one for each namespace of operators",
+    "eager/host/shape_churn.py _made": "MOST_KINDS",
+    "compile/frontend/autograd_cache.py _warned": "_MOST_WARNED",
     "compile/buckets/rules.py _RULES": "operators",
-    "compile/buckets/values.py _kept": "weak",
-    "compile/buckets/values.py _longer": "weak; of each value MOST_LONGER",
-    "compile/differentiate.py known_regions": "weak",
+    "compile/buckets/padded_values.py _kept": "weak",
+    "compile/buckets/padded_values.py _longer": "weak; of each value MOST_LONGER",
+    "compile/layers/differentiate.py known_regions": "weak",
     "hlo/target.py _targets": "a stack",
     "metrics/counts.py counters": "operators and what this package counts",
     "metrics/counts.py seconds": "what this package counts",
     "metrics/events.py _entries": "MOST_PLACES",
-    "metrics/places.py _user_files": "65536",
+    "metrics/user_lines.py _user_files": "65536",
     "metrics/programs.py breaks": "MOST_BREAKS",
-    "ops/judgement.py _accepted": "_MOST_ACCEPTED",
-    "patching/registry.py _unsaid": "patches",
-    "patching/registry.py patches": "one for each change to another package's objects",
+    "ops/tracing/cpu_acceptance.py _accepted": "_MOST_ACCEPTED",
+    "patching/patch_registry.py _unsaid": "patches",
+    "patching/patch_registry.py patches": "one for each change to another package's objects",
     "ops/families.py _loaded": "families",
-    "ops/registry.py _decompositions": "operators",
-    "ops/registry.py _families": "operators",
-    "ops/registry.py _higher_order": "operators",
-    "ops/registry.py _lowerings": "operators",
+    "ops/core/registry.py _decompositions": "operators",
+    "ops/core/registry.py _families": "operators",
+    "ops/core/registry.py _higher_order": "operators",
+    "ops/core/registry.py _lowerings": "operators",
     "runtime/client.py _runs": "MOST_RUNS",
     "tensor/storage.py _geometries": "weak",
 }
 # Functions whose results are kept without a bound, and what for.
 CACHED = {
-    "compile/buckets/sizes.py": "the sizes of one program, while it is traced",
+    "compile/buckets/symbolic_sizes.py": "the sizes of one program, while it is traced",
     "device/properties.py": "the machine",
-    "eager/reach.py": "operators",
-    "eager/varying.py": "operators",
+    "eager/host/shape_churn.py": "operators",
     "ops/activation.py": "operators",
-    "ops/derived.py": "operators",
-    "ops/schema.py": "operators",
+    "ops/core/derived.py": "operators",
+    "ops/core/schema.py": "operators",
     "runtime/compat.py": "the versions of jaxlib",
     "runtime/fingerprint.py": "the machine",
 }

@@ -246,3 +246,10 @@ def test_cache_commands_say_what_is_not_used(monkeypatch, tmp_path, probe, insta
     tmp_path.chmod(0o700)
     result = runner.invoke(cli.app, ["cache", "clear"])
     assert (result.exit_code, result.stdout, result.stderr) == (0, "1 programs removed\n", "")
+
+
+def test_operators_says_that_it_needs_a_clone(monkeypatch):
+    monkeypatch.setattr(cli, "__file__", "/nowhere/lib/torch_tpu/cli.py")
+    result = runner.invoke(cli.app, ["operators"])
+    assert result.exit_code == 1
+    assert "needs a clone of the repository" in result.output

@@ -9,16 +9,18 @@ from collections import Counter
 import pytest
 import torch
 
-from tests.programs.check import check
-from tests.programs.generate import LENGTH, generate
-from tests.programs.kinds import KINDS
-from tests.programs.program import Program, Step, script
-from tests.programs.results import Result, generator_digest, load, save
-from tests.programs.run import Invalid, run
-from tests.programs.shrink import shrink
-from tests.programs.state import Comparison, snapshot
-from torch_tpu.eager import copy, execute
-from torch_tpu.ops import families, registry
+from tools.random_programs.check import check
+from tools.random_programs.generate import LENGTH, generate
+from tools.random_programs.kinds import KINDS
+from tools.random_programs.program import Program, Step, script
+from tools.random_programs.results import Result, generator_digest, load, save
+from tools.random_programs.run import Invalid, run
+from tools.random_programs.shrink import shrink
+from tools.random_programs.state import Comparison, snapshot
+from torch_tpu.eager.kernels import copy
+from torch_tpu.eager.program import launch
+from torch_tpu.ops import families
+from torch_tpu.ops.core import registry
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +103,7 @@ def test_a_wrong_lowering_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -
     rule = registry.find(torch.ops.aten.sin.default)
     assert rule is not None
     right = rule.function
-    monkeypatch.setattr(execute, "_plans", execute.Recent(4096))
+    monkeypatch.setattr(launch, "_plans", launch.Recent(4096))
     object.__setattr__(rule, "function", lambda *args, **extras: right(*args, **extras) * 1.001)
     try:
         program = steps(

@@ -5,7 +5,6 @@ What takes long to import or may be missing is imported by the command that need
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import platform as python_platform
@@ -13,7 +12,6 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -26,7 +24,7 @@ from rich.table import Table
 
 from torch_tpu.patching import versions
 from torch_tpu.planner import command
-from torch_tpu.runtime import diagnosis, disk_cache, platform
+from torch_tpu.runtime import disk_cache, platform, tpu_diagnosis
 from torch_tpu.runtime.generations import GIB
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
@@ -132,22 +130,26 @@ def demo(
 def operators(
     output: Annotated[Path | None, typer.Option(help="The file to write; without it, the terminal.")] = None,
 ) -> None:
-    """Tells how the device answers each of PyTorch's operators.
+    """Tells how the device answers each of PyTorch's operators. Needs a clone of the repository.
 
     Takes half a minute: what can't be known from the operator's kernel is tried.
     """
-    import torch  # noqa: F401  (registers the device)
+    clone = _clone()
+    if clone is None:
+        typer.echo(
+            "`torch-tpu operators` needs a clone of the repository: what measures is not installed with the package. "
+            "In a clone run `make operators`, or read docs/operators.md.",
+            err=True,
+        )
+        raise typer.Exit(1)
+    options = [] if output is None else ["--output", str(output.resolve())]
+    raise typer.Exit(subprocess.run([sys.executable, "-m", "tools.operators", *options], cwd=clone).returncode)
 
-    from torch_tpu.eager import reach
-    from torch_tpu.operators import page
 
-    with _without_stderr():
-        answers = reach.answers()
-    text = page(answers)
-    if output is None:
-        typer.echo(text, nl=False)
-    else:
-        output.write_text(text)
+def _clone() -> Path | None:
+    """The folder of the repository, where the package runs from a clone."""
+    folder = Path(__file__).resolve().parents[2]
+    return folder if (folder / "tools" / "operators").is_dir() else None
 
 
 @app.command()
@@ -172,19 +174,6 @@ def topologies() -> None:
             f"{kind.hbm_bandwidth_per_device / 1e9:,.0f} GB/s",
         )
     Console().print(table)
-
-
-@contextlib.contextmanager
-def _without_stderr() -> Iterator[None]:
-    """Drops what PyTorch's C++ code writes: many operators are deprecated, and say so."""
-    kept = os.dup(2)
-    with open(os.devnull, "w") as nothing:
-        os.dup2(nothing.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 def _disk_cache() -> disk_cache.DiskCache:
@@ -303,16 +292,20 @@ def _platform() -> list[Finding]:
 
 def _device_files() -> Finding:
     """Whether the chips' device files are there, may be opened, and are free."""
-    files = diagnosis.device_files()
+    files = tpu_diagnosis.device_files()
     if not files:
-        return Finding("device files", "none: neither /dev/accel* nor /dev/vfio/*", advice=diagnosis.advice("no TPU"))
+        return Finding(
+            "device files", "none: neither /dev/accel* nor /dev/vfio/*", advice=tpu_diagnosis.advice("no TPU")
+        )
     found = ", ".join(map(str, files))
-    if forbidden := diagnosis.forbidden(files):
+    if forbidden := tpu_diagnosis.forbidden(files):
         denied = ", ".join(map(str, forbidden))
-        return Finding("device files", found, usable=False, advice=f"{denied}: {diagnosis.advice('permission denied')}")
-    if holders := diagnosis.holders(files):
+        return Finding(
+            "device files", found, usable=False, advice=f"{denied}: {tpu_diagnosis.advice('permission denied')}"
+        )
+    if holders := tpu_diagnosis.holders(files):
         who = ", ".join(f"{name} (process {number})" for number, name in holders.items())
-        return Finding("device files", f"{found}, open in {who}", advice=diagnosis.advice("already in use"))
+        return Finding("device files", f"{found}, open in {who}", advice=tpu_diagnosis.advice("already in use"))
     return Finding("device files", found)
 
 
@@ -351,11 +344,11 @@ def _device() -> Finding:
             "device",
             f"no answer within {PROBE_TIMEOUT_SECONDS} s",
             usable=False,
-            advice=diagnosis.advice("already in use"),
+            advice=tpu_diagnosis.advice("already in use"),
         )
     if probe.returncode != 0:
         last_words = (probe.stderr.strip() or f"exit code {probe.returncode}").splitlines()[-1]
-        known = diagnosis.advice(last_words)
+        known = tpu_diagnosis.advice(last_words)
         return Finding(
             "device", "does not work", usable=False, advice=f"{last_words} → {known}" if known else last_words
         )

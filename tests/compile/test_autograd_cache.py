@@ -18,7 +18,7 @@ from torch._dynamo.utils import counters
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_tpu import metrics
-from torch_tpu.compile import stored_graph
+from torch_tpu.compile.program import stored_graph
 from torch_tpu.runtime import fingerprint
 from torch_tpu.runtime.client import client
 from torch_tpu.runtime.disk_cache import SUFFIX, DiskCache

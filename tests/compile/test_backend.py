@@ -81,7 +81,7 @@ def test_other_graphs_go_to_their_own_backend() -> None:
     assert len(seen) == 1
     from torch._inductor import compile_fx
 
-    from torch_tpu.compile.on_device import is_on_device
+    from torch_tpu.compile.frontend.on_device import is_on_device
 
     graph = torch.fx.symbolic_trace(lambda x: x + 1)
     assert not is_on_device(graph, [torch.ones(2)])

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from tests.compare import assert_same, no_fallback, to_device
 from tests.compile.families import FAMILIES, build
+from tools.compare import assert_same, no_fallback, to_device
 from torch_tpu import metrics
-from torch_tpu.compile.buckets import rules, values
-from torch_tpu.compile.buckets.layout import Unsound
+from torch_tpu.compile.buckets import padded_values, rules
+from torch_tpu.compile.buckets.padded_layout import Unsound
 from torch_tpu.compile.buckets.policy import Policy
 
 # The first equals no size that is the same in all calls, or PyTorch would take the two for one.
@@ -30,7 +30,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     metrics.reset()
     # Padding as hostile as can be: NaN spreads through sums and products, such an index is nowhere in bounds.
     monkeypatch.setattr(
-        values, "filler", lambda dtype: float("nan") if dtype.is_floating_point else 1 if dtype is torch.bool else 99
+        padded_values,
+        "filler",
+        lambda dtype: float("nan") if dtype.is_floating_point else 1 if dtype is torch.bool else 99,
     )
     yield
     torch.compiler.reset()

@@ -14,7 +14,7 @@ TRACING = """
 import sys
 from torch_tpu.ops import families
 tracing = {"sympy", "torch.fx.experimental.symbolic_shapes", "torch._dynamo", "jax", "jaxlib.mlir", "filelock"}
-tracing |= {f"torch_tpu.{name}" for name in ("hlo.array", "hlo.module", "hlo.structured", "ops.trace")}
+tracing |= {f"torch_tpu.{name}" for name in ("hlo.array", "hlo.module", "hlo.structured", "ops.tracing.tracer")}
 tracing |= {f"torch_tpu.ops.{family}" for family in families.FAMILIES}
 loaded = sorted(tracing & set(sys.modules))
 """
@@ -51,7 +51,7 @@ def test_a_first_program_loads_the_families_it_needs(run_python, cache: str):
     """The table of kernels is on disk, the program is not."""
     script = 'import torch, torch_tpu\nassert torch.ones(3, 5, device="tpu").sin().sum().item() > 12' + TRACING
     found = run_python(script + "print(*loaded)", TORCH_TPU_CACHE_DIR=cache).split()
-    assert {"torch_tpu.ops.trace", "torch_tpu.ops.transcendental", "torch_tpu.ops.reduction"} <= set(found)
+    assert {"torch_tpu.ops.tracing.tracer", "torch_tpu.ops.transcendental", "torch_tpu.ops.reduction"} <= set(found)
     assert not {"torch_tpu.ops.attention", "torch_tpu.ops.optimizer", "torch_tpu.ops.special"} & set(found)
 
 
@@ -145,9 +145,9 @@ def test_a_table_that_is_none_is_made_again(run_python, tmp_path: Path, content:
     run_python(
         f"""
 import torch, torch_tpu
-from torch_tpu.eager import kernel_table
+from torch_tpu.eager import overload_table
 from torch_tpu.runtime import disk_cache
-disk_cache.from_environment().write(kernel_table._key(kernel_table._names()), {content!r})
+disk_cache.from_environment().write(overload_table._key(overload_table._names()), {content!r})
 """,
         TORCH_TPU_CACHE_DIR=str(tmp_path),
     )

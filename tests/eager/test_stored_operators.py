@@ -11,9 +11,11 @@ import torch
 import torch.nn.functional as F
 
 from torch_tpu import metrics
-from torch_tpu.eager import execute, kernel_table, register, stored_plans
+from torch_tpu.eager import overload_table
 from torch_tpu.eager.mode import EagerMode
-from torch_tpu.ops import judgement
+from torch_tpu.eager.program import launch, stored_plans
+from torch_tpu.eager.registration import register
+from torch_tpu.ops.tracing import cpu_acceptance
 from torch_tpu.runtime.client import client
 from torch_tpu.runtime.disk_cache import DiskCache
 
@@ -25,9 +27,9 @@ def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
     """A new user's disk cache, which takes plans of operators."""
     monkeypatch.setattr(client(), "disk_cache", DiskCache(tmp_path_factory.mktemp("cache")))
     monkeypatch.setattr(stored_plans, "keeps_operators", True)
-    execute.clear_plans()
+    launch.clear_plans()
     yield
-    execute.clear_plans()
+    launch.clear_plans()
 
 
 def _refuse(call: Any, platform: str | None = None) -> Any:
@@ -36,9 +38,9 @@ def _refuse(call: Any, platform: str | None = None) -> Any:
 
 def as_a_new_process(call: Call, x: torch.Tensor) -> Any:
     """The result of a call whose plans are all on disk."""
-    execute.clear_plans()
-    judgement._accepted.clear()
-    with mock.patch.object(execute, "make_plan", _refuse):
+    launch.clear_plans()
+    cpu_acceptance._accepted.clear()
+    with mock.patch.object(launch, "make_plan", _refuse):
         return call(x)
 
 
@@ -104,7 +106,7 @@ def test_calls_that_differ(call: Call, other: Call) -> None:
     """In an argument, its kind, a dtype or a layout."""
     host = torch.rand(2, 3, 4, 5)
     for function in (call, other, call):
-        execute.clear_plans()
+        launch.clear_plans()
         got, expected = function(host.to("tpu")), function(host)
         assert (got.dtype, got.stride()) == (expected.dtype, expected.stride())
         torch.testing.assert_close(got.cpu(), expected)
@@ -114,7 +116,7 @@ def test_settings_that_programs_depend_on() -> None:
     x = torch.ones(2, 2, device="tpu")
 
     def double() -> torch.dtype:
-        execute.clear_plans()
+        launch.clear_plans()
         return (torch.ones(2, dtype=torch.int64, device="tpu") / 2).dtype
 
     assert double() is torch.float32
@@ -153,7 +155,7 @@ def test_numbers_are_judged_with_a_stored_plan(known: Call, wrong: Call) -> None
 
 
 def test_warnings_come_with_a_stored_plan() -> None:
-    judgement._accepted.clear()
+    cpu_acceptance._accepted.clear()
     x = torch.ones(1, device="tpu")
     for call in (torch.std, lambda x: as_a_new_process(torch.std, x)):
         with pytest.warns(UserWarning, match="degrees of freedom is <= 0"):
@@ -181,8 +183,8 @@ def test_in_fused_mode() -> None:
 def test_the_table_says_what_the_lowerings_say() -> None:
     """Written and read again, it has a row for each overload, equal to one found anew."""
     register.install()
-    rows, index = kernel_table._parse(kernel_table._dump(kernel_table.rows(), kernel_table.registry.index()))
-    assert rows == kernel_table.rows()
+    rows, index = overload_table._parse(overload_table._dump(overload_table.rows(), overload_table.registry.index()))
+    assert rows == overload_table.rows()
     for name in (
         "aten::add.Tensor",
         "aten::huber_loss",
@@ -190,11 +192,11 @@ def test_the_table_says_what_the_lowerings_say() -> None:
         "aten::sum.IntList_out",
         "tpu::range",
     ):
-        assert rows[name] == kernel_table.row_of(name, kernel_table.overload(name)), name
+        assert rows[name] == overload_table.row_of(name, overload_table.overload(name)), name
     assert rows["aten::add.Tensor"] == ("program", "", False, (True, True, True), False, False)
     assert rows["aten::add.out"][:2] == ("out", "aten::add.Tensor")
     assert rows["aten::_foreach_add_.Scalar"].is_list
     assert rows["aten::huber_loss"].data is None  # a number that is refused is part of the program
     assert index["add.Tensor"] == "elementwise"
     assert index["sort.stable"] == "sorting"
-    assert set(index.values()) <= {*kernel_table.families.FAMILIES}
+    assert set(index.values()) <= {*overload_table.families.FAMILIES}

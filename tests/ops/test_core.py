@@ -8,9 +8,10 @@ from unittest import mock
 import pytest
 import torch
 
-from tests.compare import check, no_fallback
+from tools.compare import check, no_fallback
 from torch_tpu import metrics
-from torch_tpu.ops import derived, families, registry
+from torch_tpu.ops import families
+from torch_tpu.ops.core import derived, registry
 
 
 def test_write_through_strided_view() -> None:

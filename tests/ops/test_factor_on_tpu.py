@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.compare import assert_same, forms_for_tpus, to_device
+from tools.compare import assert_same, forms_for_tpus, to_device
 
 SINGLE = (torch.float32, torch.complex64)
 DTYPES = (torch.float32, torch.complex128)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.compare import check, check_opinfo, no_fallback
-from torch_tpu.eager import execute
-from torch_tpu.eager.plan import Plan
+from tools.compare import check, check_opinfo, no_fallback
+from torch_tpu.eager.program import launch
+from torch_tpu.eager.program.plan import Plan
 
 # tests/ops/test_factor_on_tpu.py has what stands in for LAPACK, tests/plugin/ what runs on the host.
 pytestmark = pytest.mark.jaxlib_cpu("programs of a plug-in can't call jaxlib's LAPACK")
@@ -194,9 +194,9 @@ def test_messages_of_failures_take_the_one_number_there_is(
     function: Callable[[torch.Tensor], object], shape: tuple[int, ...]
 ) -> None:
     """LAPACK's iterations hardly ever fail to converge, so what such an error would say is made here."""
-    execute.clear_plans()
+    launch.clear_plans()
     function(torch.eye(3, device="tpu").expand(shape).contiguous())
-    plans = [p for p in execute._plans.values() if isinstance(p, Plan)]
+    plans = [p for p in launch._plans.values() if isinstance(p, Plan)]
     said = [m.format(2) for p in plans for _, m, error, _ in p.checks if error is torch.linalg.LinAlgError]
     assert any("failed to converge" in m for m in said)
     assert all(("(Batch element 2)" in m) == (len(shape) > 2) or "non-finite values" in m for m in said)

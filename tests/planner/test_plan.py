@@ -70,7 +70,7 @@ if __name__ == "__main__":
 KEYS = """
 import torch
 from torch_tpu.eager import execute
-from torch_tpu.planner.record import Record
+from torch_tpu.planner.recorder import Record
 from torch_tpu.runtime.client import Client, client
 
 def keys():

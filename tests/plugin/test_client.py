@@ -10,8 +10,8 @@ import sys
 import pytest
 import torch
 
-from tests import platforms
-from tests.compare import assert_same, to_device
+from tools import platforms
+from tools.compare import assert_same, to_device
 from torch_tpu import compile as tpu_compile
 from torch_tpu import metrics
 from torch_tpu.runtime.client import client

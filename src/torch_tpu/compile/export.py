@@ -31,13 +31,13 @@ from torch.utils._pytree import (
 )
 
 from torch_tpu.compile.exported import Argument, Exported, Result
-from torch_tpu.eager.plan import new_target
+from torch_tpu.eager.program.plan import new_target
 from torch_tpu.hlo import artifact, module
 from torch_tpu.hlo.array import Array
 from torch_tpu.hlo.strided import contiguous_strides
-from torch_tpu.ops.random_bits import Rng
-from torch_tpu.ops.subgraph import GraphTracer, constants
-from torch_tpu.ops.trace import Base, Tracer
+from torch_tpu.ops.core.random_bits import Rng
+from torch_tpu.ops.tracing.subgraph import GraphTracer, constants
+from torch_tpu.ops.tracing.tracer import Base, Tracer
 
 _RANDOM_STATE: module.Spec = ((2,), torch.uint64)
 # What PyTorch raises when fake tensors are asked for a value, or a size, that only data knows.

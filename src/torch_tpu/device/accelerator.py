@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from torch_tpu.device import memory, no_allocator, properties, streams
-from torch_tpu.device.index import check_index
+from torch_tpu.device import memory_statistics, no_allocator, properties, streams
+from torch_tpu.device.device_index import check_index
 from torch_tpu.patching.changes import Changes
 from torch_tpu.patching.needs import function
-from torch_tpu.patching.registry import Patch, optional
+from torch_tpu.patching.patch_registry import Patch, optional
 
 
 def _set_device_index(index: int) -> None:
@@ -37,7 +37,7 @@ def _device_capability(index: int) -> dict[str, Any]:
 
 def _device_stats(index: int) -> dict[str, Any]:
     check_index(index)
-    return memory.nested_stats()
+    return memory_statistics.nested_stats()
 
 
 def _replaced(name: str, feature: str, **functions: Callable[..., Any]) -> Patch:
@@ -70,12 +70,12 @@ _replaced(
     "accelerator: memory",
     "torch.accelerator counts and frees the device's memory",
     isAllocatorInitialized=lambda: True,
-    emptyCache=memory.empty_cache,
-    emptyHostCache=memory.empty_cache,
+    emptyCache=memory_statistics.empty_cache,
+    emptyHostCache=memory_statistics.empty_cache,
     getDeviceStats=_device_stats,
-    resetAccumulatedStats=memory.reset_accumulated_memory_stats,
-    resetPeakStats=memory.reset_peak_memory_stats,
-    getMemoryInfo=memory.mem_get_info,
+    resetAccumulatedStats=memory_statistics.reset_accumulated_memory_stats,
+    resetPeakStats=memory_statistics.reset_peak_memory_stats,
+    getMemoryInfo=memory_statistics.mem_get_info,
 )
 _replaced(
     "accelerator: hooks",

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from torch_tpu.device import random
+from torch_tpu.device import random_state
 from torch_tpu.patching.changes import Changes
 from torch_tpu.patching.needs import Need, function
-from torch_tpu.patching.registry import optional
+from torch_tpu.patching.patch_registry import optional
 
 
 @optional(
@@ -42,7 +42,7 @@ def compile_own_graphs(changes: Changes) -> None:
     original = changes.module.compile_fx
 
     def compile_own(graph: Any, examples: Any, *args: Any, **kwargs: Any) -> Any:
-        from torch_tpu.compile.on_device import is_on_device
+        from torch_tpu.compile.frontend.on_device import is_on_device
 
         if isinstance(graph, torch.fx.GraphModule) and is_on_device(graph, examples):
             from torch_tpu.compile import backend
@@ -94,15 +94,15 @@ def save_own_random_state(changes: Changes) -> None:
     # What draws the same random numbers again in a checkpointed region knows a fixed list of devices. Programs have
     # lowerings for it; this is for graphs that run operator by operator.
     def save(operator: Any, *args: Any, **kwargs: Any) -> Any:
-        return random.get_rng_state().to("tpu"), operator(*args, **kwargs)
+        return random_state.get_rng_state().to("tpu"), operator(*args, **kwargs)
 
     def restore(state: torch.Tensor, operator: Any, *args: Any, **kwargs: Any) -> Any:
-        before = random.get_rng_state()
-        random.set_rng_state(state.cpu())
+        before = random_state.get_rng_state()
+        random_state.set_rng_state(state.cpu())
         try:
             return operator(*args, **kwargs)
         finally:
-            random.set_rng_state(before)
+            random_state.set_rng_state(before)
 
     rng_prims = changes.module
     _for_own_device(changes, rng_prims.run_and_save_rng_state, save)

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from torch_tpu.device.memory import mem_get_info
+from torch_tpu.device.memory_statistics import mem_get_info
 from torch_tpu.device.properties import is_available
 from torch_tpu.patching.changes import Changes
 from torch_tpu.patching.needs import a_class, a_property, function
-from torch_tpu.patching.registry import optional
+from torch_tpu.patching.patch_registry import optional
 
 
 @optional(

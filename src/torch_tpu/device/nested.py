@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from torch_tpu.patching.changes import Changes
 from torch_tpu.patching.needs import function
-from torch_tpu.patching.registry import optional
+from torch_tpu.patching.patch_registry import optional
 
 _library = torch.library.Library("aten", "IMPL")
 

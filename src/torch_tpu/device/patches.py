@@ -18,11 +18,11 @@ import torch
 
 from torch_tpu import metrics
 from torch_tpu.device import privateuse1  # noqa: F401  (its patch is the first)
-from torch_tpu.device.replacement import metaclass_of
+from torch_tpu.device.class_replacement import metaclass_of
 from torch_tpu.eager import hooks, mode
 from torch_tpu.patching.changes import Changes
 from torch_tpu.patching.needs import a_class, function, holding, operator
-from torch_tpu.patching.registry import optional, required
+from torch_tpu.patching.patch_registry import optional, required
 
 
 @required(
@@ -90,10 +90,10 @@ _ID_FIELDS = ("stream_id", "device_index", "device_type")
 def complete_untyped_storage(changes: Changes) -> None:
     # PyTorch has no allocator for `tpu`: `UntypedStorage(n, device="tpu")` would write to address 0, `resize_` raises,
     # and writing one to a file would read its fake address. The base class is immutable, its subclass is not.
-    from torch_tpu.device import storage
+    from torch_tpu.device import untyped_storage
 
     untyped: Any = torch.UntypedStorage
-    for name, override in storage.overrides(untyped).items():
+    for name, override in untyped_storage.overrides(untyped).items():
         changes.set(untyped, name, override)
 
 

@@ -18,7 +18,7 @@ import torch
 
 from torch_tpu.patching.changes import Changes
 from torch_tpu.patching.needs import operator
-from torch_tpu.patching.registry import optional
+from torch_tpu.patching.patch_registry import optional
 
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 _HEADER = Path(torch.__file__).parent / "include/ATen/detail/AcceleratorHooksInterface.h"

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch_tpu.device.index import DEVICE_COUNT, get_device_index
+from torch_tpu.device.device_index import DEVICE_COUNT, get_device_index
 
 __all__ = [
     "current_device",
@@ -72,12 +72,12 @@ class DeviceProperties:
 
 @functools.cache
 def _properties() -> DeviceProperties:
-    from torch_tpu.runtime import client, limits, platform
+    from torch_tpu.runtime import client, memory_limits, platform
 
     chosen = platform.choose(os.environ)
     # A stand-in's name does not depend on the device, so asking for it starts no client.
     generation = chosen.stand_in or chosen.generation(client.client().device_kind)
-    memory = limits.host_memory()[1] if chosen.name == "cpu" else generation.hbm_bytes_per_device
+    memory = memory_limits.host_memory()[1] if chosen.name == "cpu" else generation.hbm_bytes_per_device
     return DeviceProperties(generation.name, chosen.name, memory)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from torch_tpu.device import privateuse1
-from torch_tpu.patching import registry
+from torch_tpu.patching import patch_registry
 
 
 def register() -> None:
@@ -25,29 +25,30 @@ def register() -> None:
     from torch_tpu.device import patches  # noqa: F401  (declares what is required)
 
     # The modules below use PyTorch's private objects when they are imported.
-    registry.check_required()
-    from torch_tpu.device import (  # (declare the others)
-        accelerator,  # noqa: F401
+    patch_registry.check_required()
+    from torch_tpu.device import (  # noqa: F401  (declare the others)
+        accelerator,
         autocast,
         autograd_kernels,
-        compile_patches,  # noqa: F401
+        compile_patches,
+        device_index,
         fork,
         generator,
-        index,
-        libraries,  # noqa: F401
+        libraries,
         nested,
-        other_kinds,
-        stream_guard,  # noqa: F401
+        stream_guard,
+        unsupported_tensors,
     )
-    from torch_tpu.eager import gate, hooks
+    from torch_tpu.eager import hooks
+    from torch_tpu.eager.registration import gate
 
-    registry.apply_all()
+    patch_registry.apply_all()
     generator.default_generator()
     hooks.take_random = generator.take
-    hooks.check_index = index.check_index
+    hooks.check_index = device_index.check_index
     autocast.install()
     autograd_kernels.install()
-    other_kinds.install()
+    unsupported_tensors.install()
     nested.install()
     fork.install()
     gate.install()

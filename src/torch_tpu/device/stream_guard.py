@@ -17,7 +17,7 @@ import torch
 
 from torch_tpu.patching.changes import Changes
 from torch_tpu.patching.needs import a_class
-from torch_tpu.patching.registry import Moment, optional
+from torch_tpu.patching.patch_registry import Moment, optional
 
 _HEADER = Path(torch.__file__).parent / "include/c10/core/impl/DeviceGuardImplInterface.h"
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"

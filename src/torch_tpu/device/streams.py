@@ -17,7 +17,7 @@ import torch
 
 from torch_tpu import metrics
 from torch_tpu.device import fork
-from torch_tpu.device.index import get_device_index
+from torch_tpu.device.device_index import get_device_index
 from torch_tpu.eager import hooks
 
 __all__ = [

@@ -10,9 +10,9 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from torch_tpu.metrics import counts, places
+from torch_tpu.metrics import counts, user_lines
 from torch_tpu.metrics.latest import Latest
-from torch_tpu.metrics.places import Place
+from torch_tpu.metrics.user_lines import Place
 
 Fields = Mapping[str, str]
 
@@ -114,7 +114,7 @@ def made(kind: str, name: str, fields: Fields, plan: int) -> None:
 
 
 def _logged(kind: str, name: str, reason: str) -> Made:
-    entry = Made(kind, name, reason, places.here_or_backward(), counts.counters["execute"])
+    entry = Made(kind, name, reason, user_lines.here_or_backward(), counts.counters["execute"])
     log.append(entry)
     return entry
 
@@ -150,7 +150,7 @@ def _why_fused(plans: Sequence[int], names: Mapping[int, str], count: Counter[in
     if new:
         changed = [_of_plan[n] for n in new if n in _of_plan and _of_plan[n].reason]
         if changed:
-            return _some([f"{m.name} has another {m.reason} ({places.where(m.place)})" for m in changed])
+            return _some([f"{m.name} has another {m.reason} ({user_lines.where(m.place)})" for m in changed])
         return f"operators for the first time: {_some([names[n] for n in new])}"
     nearest, order, kept = min(reversed(_fused), key=lambda other: _distance(count, other[0]))
     if count != nearest:
@@ -174,14 +174,14 @@ def _graph(name: str) -> Graph:
     """A graph of the list; one that was captured before the reset joins it again, without what it did then."""
     found = graphs.get(name)
     if found is None:
-        known = _captured.get(name) or Graph(name, "", places.here_or_backward())
+        known = _captured.get(name) or Graph(name, "", user_lines.here_or_backward())
         found = graphs.put(name, replace(known, made=deque(maxlen=MOST_OF_GRAPH)))
     return found
 
 
 def captured(name: str, reason: str, is_padded: bool = False) -> None:
     """Logs a graph that torch.compile captured; `is_padded` if sizes that vary are rounded up."""
-    _captured.put(name, Graph(name, reason, places.here_or_backward(), is_padded=is_padded))
+    _captured.put(name, Graph(name, reason, user_lines.here_or_backward(), is_padded=is_padded))
     graphs.pop(name, None)
     _graph(name)
 

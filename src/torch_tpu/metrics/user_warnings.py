@@ -9,9 +9,9 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from torch_tpu.metrics import places
+from torch_tpu.metrics import user_lines
 from torch_tpu.metrics.latest import Latest
-from torch_tpu.metrics.places import Place
+from torch_tpu.metrics.user_lines import Place
 
 # What Python has shown for lines whose frames are gone, by file; for others it keeps that in their module.
 _shown: Latest[str, dict[Any, Any]] = Latest(1000)
@@ -24,7 +24,7 @@ def warn(message: str, category: type[Warning] = UserWarning, place: Place = Non
     Args:
         place: the line, if that is not where the program is now.
     """
-    frame = places.user_frame()
+    frame = user_lines.user_frame()
     if frame is not None and place in (None, (frame.f_code, frame.f_lasti)):
         names = frame.f_globals
         warnings.warn_explicit(
@@ -40,6 +40,6 @@ def warn(message: str, category: type[Warning] = UserWarning, place: Place = Non
         shown = _shown.put(file, _shown.get(file, {}))
         if len(shown) > _MOST_SHOWN:
             shown.clear()
-        warnings.warn_explicit(message, category, file, places.line_of(place), registry=shown)
+        warnings.warn_explicit(message, category, file, user_lines.line_of(place), registry=shown)
     else:
         warnings.warn(message, category, stacklevel=2)

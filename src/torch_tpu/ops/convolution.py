@@ -15,11 +15,11 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import module, structured
 from torch_tpu.hlo.array import Array
-from torch_tpu.ops import convolution_on_cpu as on_cpu
+from torch_tpu.ops.core.promotion import compute_dtype
+from torch_tpu.ops.core.registry import Spec, decompose, lower
+from torch_tpu.ops.math import convolution_on_cpu as on_cpu
 from torch_tpu.ops.matmul import dot, precision
 from torch_tpu.ops.pooling import per_dimension
-from torch_tpu.ops.promotion import compute_dtype
-from torch_tpu.ops.registry import Spec, decompose, lower
 
 Ints = Sequence[int]
 

@@ -10,7 +10,7 @@ from torch._prims_common import suggest_memory_format
 
 from torch_tpu.patching.changes import Changes
 from torch_tpu.patching.needs import operator
-from torch_tpu.patching.registry import Moment, optional
+from torch_tpu.patching.patch_registry import Moment, optional
 
 Ints = Sequence[int]
 

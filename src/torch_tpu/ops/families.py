@@ -1,7 +1,7 @@
 """The families of lowerings, each loaded when one of its operators is first traced.
 
 Which operators a family has is known when it is loaded. An index that an earlier process wrote to the disk
-(`eager.kernel_table`) says it before; without one, the first question loads all families.
+(`eager.overload_table`) says it before; without one, the first question loads all families.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ FAMILIES = (
     "loss",
     "class_loss",
     "ctc",
-    "random",
+    "distributions",
     "sampling",
     "gamma_gradient",
     "optimizer",
@@ -64,8 +64,8 @@ FAMILIES = (
     "order_statistics",
     "search",
     "sparse_indices",
-    "segment",
-    "padded",
+    "segment_reduce",
+    "padded_results",
     "control_flow",
     "checkpoint",
     "flex_attention",

@@ -11,9 +11,9 @@ import torch_tpu.ops.private_operators  # noqa: F401  (defines `tpu::grouped_mm`
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
+from torch_tpu.ops.core.promotion import compute_dtype
+from torch_tpu.ops.core.registry import decompose, lower
 from torch_tpu.ops.matmul import dot, matrix_product
-from torch_tpu.ops.promotion import compute_dtype
-from torch_tpu.ops.registry import decompose, lower
 
 TILE = 128  # Rows multiplied at once; a group's last tile may be partly empty.
 

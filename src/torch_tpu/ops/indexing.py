@@ -14,9 +14,9 @@ from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
 from torch_tpu.hlo.structured import Combine
-from torch_tpu.ops.promotion import compute_dtype
+from torch_tpu.ops.core.promotion import compute_dtype
+from torch_tpu.ops.core.registry import Check, Spec, lower
 from torch_tpu.ops.reduction import least_and_greatest
-from torch_tpu.ops.registry import Check, Spec, lower
 
 OUT_OF_BOUNDS = "index {{}} is out of bounds for dimension {dim} with size {size}"
 OUT_OF_RANGE = "index out of range in self"

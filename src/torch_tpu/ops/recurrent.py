@@ -1,7 +1,7 @@
 """Recurrent cells, and whole layers of them over a sequence as one loop: private operators `tpu::rnn_layer(_backward)`.
 
 A layer's products with the input don't depend on the recurrence: they are one product for all steps, before the loop
-(forward) or after it (backward). `eager.recurrent` puts layers together to nn.LSTM, nn.GRU and nn.RNN.
+(forward) or after it (backward). `eager.kernels.recurrent_layers` puts layers together to nn.LSTM, nn.GRU and nn.RNN.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
+from torch_tpu.ops.core.registry import decompose, lower
 from torch_tpu.ops.matmul import dot
 from torch_tpu.ops.normalization import widen
 from torch_tpu.ops.private_operators import SAVED_GATES
-from torch_tpu.ops.registry import decompose, lower
 
 States = list[Array]
 Tensor = torch.Tensor

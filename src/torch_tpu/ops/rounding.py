@@ -9,9 +9,9 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured, types
 from torch_tpu.hlo.array import Array, ArrayLike
+from torch_tpu.ops.core.promotion import compute_dtype, elementwise
+from torch_tpu.ops.core.registry import Spec, lower
 from torch_tpu.ops.elementwise import sign_bit, truncate
-from torch_tpu.ops.promotion import compute_dtype, elementwise
-from torch_tpu.ops.registry import Spec, lower
 
 # --- rounding ----------------------------------------------------------------------------------------------------
 

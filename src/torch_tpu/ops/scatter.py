@@ -10,6 +10,8 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo.array import Array, ArrayLike, Number
 from torch_tpu.hlo.types import type_name
+from torch_tpu.ops.core.promotion import compute_dtype
+from torch_tpu.ops.core.registry import Check, Spec, lower
 from torch_tpu.ops.indexing import (
     OUT_OF_BOUNDS,
     OUT_OF_RANGE,
@@ -24,8 +26,6 @@ from torch_tpu.ops.indexing import (
     replaced,
     wrapped,
 )
-from torch_tpu.ops.promotion import compute_dtype
-from torch_tpu.ops.registry import Check, Spec, lower
 from torch_tpu.ops.subscript import rank, true_elements
 
 # --- scatter: one element for each index -------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torch_tpu.planner.figures import Plan
 from torch_tpu.planner.machine import machine
-from torch_tpu.planner.record import OTHER, PARAMETER, STATE
+from torch_tpu.planner.recorder import OTHER, PARAMETER, STATE
 from torch_tpu.runtime.generations import BY_TOPOLOGY
 
 LANES = 128

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from torch_tpu.planner import search, terminal
+from torch_tpu.planner import largest_that_fits, terminal
 from torch_tpu.planner.figures import Plan
 from torch_tpu.runtime import platform
 
@@ -54,9 +54,9 @@ def plan(
     if json is not None:
         _write(json, made.to_json())
     if html is not None:
-        from torch_tpu.planner import page
+        from torch_tpu.planner import html_page
 
-        _write(html, page.page(made, " ".join([str(script), *given])))
+        _write(html, html_page.page(made, " ".join([str(script), *given])))
     raise typer.Exit(0 if made.fits else 2)
 
 
@@ -92,7 +92,7 @@ def _in_a_process(
         command = [sys.executable, "-m", "torch_tpu.planner", "--target", target, "--json", str(result)]
         command += ["--steps", str(steps), "--tokens", str(batch[0]), "--samples", str(batch[1])]
         command += ["--save", str(save)] if save is not None else []
-        # XLA in jaxlib logs what `runtime.optimised` works round.
+        # XLA in jaxlib logs what `runtime.optimised_hlo` works round.
         environment = {**os.environ, "TORCH_TPU_PLATFORM": target, "TF_CPP_MIN_LOG_LEVEL": "3"}
         done = subprocess.run(
             [*command, str(script), *arguments],
@@ -115,19 +115,19 @@ def _largest(
     text: str,
 ) -> Plan:
     try:
-        numbers = search.parse(text)
-        search.substitute(arguments, numbers.name, numbers.least)
+        numbers = largest_that_fits.parse(text)
+        largest_that_fits.substitute(arguments, numbers.name, numbers.least)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--find-max") from None
     tried: dict[int, Plan] = {}
 
     def probe(number: int) -> tuple[bool, int, int]:
-        given = search.substitute(arguments, numbers.name, number)
+        given = largest_that_fits.substitute(arguments, numbers.name, number)
         made = tried[number] = _in_a_process(script, given, target, steps, batch, quiet=True)
         console.print(f"{numbers.name} {number}: {made.verdict}")
         return made.fits, made.memory.peak, made.memory.limit
 
-    found = search.largest(numbers, probe)
+    found = largest_that_fits.largest(numbers, probe)
     table = Table(numbers.name, "", "peak", "predicted time", "tokens a second", "samples a second", box=None)
     for number, made in sorted(tried.items()):
         mark = "[green]fits[/]" if made.fits else "[red]does not fit[/]"

@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from torch_tpu.planner.layout import HBM, Shape, shapes
 from torch_tpu.planner.machine import Machine
+from torch_tpu.planner.tiled_layout import HBM, Shape, shapes
 
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")

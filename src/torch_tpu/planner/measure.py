@@ -12,7 +12,7 @@ from torch_tpu.planner import hlo_text
 from torch_tpu.planner.compiling import Answer, Refusal
 from torch_tpu.planner.figures import Held, HostWait, Memory, Operation, Plan, ProgramFigures
 from torch_tpu.planner.machine import Machine
-from torch_tpu.planner.record import INPUT, OTHER, ROLES, Record, Run, Thing, places_of_results
+from torch_tpu.planner.recorder import INPUT, OTHER, ROLES, Record, Run, Thing, places_of_results
 from torch_tpu.planner.script import Window
 from torch_tpu.runtime.analysis import Analysis
 from torch_tpu.runtime.topology import Program

@@ -27,8 +27,8 @@ from torch.nn.modules import module as registration
 
 from torch_tpu.patching.changes import Changes
 from torch_tpu.patching.needs import function
-from torch_tpu.patching.registry import Moment, optional
-from torch_tpu.planner.record import PARAMETER, Record
+from torch_tpu.patching.patch_registry import Moment, optional
+from torch_tpu.planner.recorder import PARAMETER, Record
 from torch_tpu.runtime.client import client
 from torch_tpu.runtime.topology import TopologyClient
 

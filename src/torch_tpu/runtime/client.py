@@ -24,7 +24,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torch_tpu import metrics
-from torch_tpu.runtime import analysis, compat, disk_cache, fingerprint, heap, limits, mappings, memory, platform
+from torch_tpu.runtime import (
+    analysis,
+    compat,
+    disk_cache,
+    fingerprint,
+    malloc_settings,
+    memory_counts,
+    memory_limits,
+    memory_mappings,
+    platform,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -114,7 +124,7 @@ class Executable:
 
     def results(self, enqueued: Any) -> list[Buffer]:
         """The result buffers of a run that `enqueue` began."""
-        memory.counter.program_ran(self.allocates)
+        memory_counts.counter.program_ran(self.allocates)
         _runs.append(enqueued.consume_token())
         results: list[Buffer] = enqueued.consume_with_handlers(self._handlers)
         return results
@@ -169,7 +179,7 @@ class Client:
         self.device_count: int = len(devices)
         self.runs_on_cpu = self.platform_name == "cpu"
         self.is_host_memory = self.calls_lapack = self.runs_on_cpu and chosen.plugin_path is None
-        self.total_memory = limits.of_device(chosen, self.device_kind)
+        self.total_memory = memory_limits.of_device(chosen, self.device_kind)
         self._sharding = _OneDevice(self.device)
         self._devices = compat.xla.DeviceList((self.device,))
         self._device_list = [self.device]
@@ -177,7 +187,7 @@ class Client:
         self.fingerprint = fingerprint.of_client(self.device, _library_without_version(chosen))
         self._unknown_options: set[str] = set()
         self._executables: weakref.WeakValueDictionary[str, Executable] = weakref.WeakValueDictionary()
-        self._mappings = mappings.Watch()
+        self._mappings = memory_mappings.Watch()
         self.disk_cache = disk_cache.from_environment()
 
     def _open(self, chosen: platform.Platform) -> Sequence[Any]:
@@ -348,7 +358,7 @@ class Client:
 
 def _make_client(chosen: platform.Platform) -> Any:
     if chosen.name == "cpu":
-        heap.keep_freed_memory()
+        malloc_settings.keep_freed_memory()
         return compat.make_cpu_client(asynchronous=True)
     if chosen.name == "tpu":
         os.environ.setdefault("TPU_ML_PLATFORM", "PyTorch")

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_tpu import metrics
-from torch_tpu.runtime import analysis, compat, fingerprint, memory, platform
+from torch_tpu.runtime import analysis, compat, fingerprint, memory_counts, platform
 from torch_tpu.runtime.analysis import Analysis
 from torch_tpu.runtime.client import Aval, Buffer, Client, Executable, NoContents, Options, client_errors, load_plugin
 from torch_tpu.runtime.generations import BY_TOPOLOGY, Generation
@@ -67,7 +67,7 @@ class Program(Executable):
         if observer is not None:
             observer.ran(self, arguments, results)
         elif temporary := self.analysis().temporary_bytes:
-            memory.counter.program_ran(temporary)
+            memory_counts.counter.program_ran(temporary)
         return results
 
     def results(self, enqueued: Any) -> list[Buffer]:

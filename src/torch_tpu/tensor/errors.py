@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from torch_tpu.metrics import places
-from torch_tpu.runtime import memory
+from torch_tpu.metrics import user_lines
+from torch_tpu.runtime import memory_counts
 from torch_tpu.runtime.client import client, client_errors
 
 
 def user_line() -> str:
     """`file:line` of the user's program that is running now."""
-    return places.where(places.here_or_backward())
+    return user_lines.where(user_lines.here_or_backward())
 
 
 def device_mismatch(other: torch.Tensor) -> RuntimeError:
@@ -46,10 +46,10 @@ def no_such_tensors(kind: torch.layout | torch.dtype | str, operator: str = "") 
 
 def out_of_memory(why: str, place: str = "") -> torch.OutOfMemoryError:
     """An error in words by which libraries know that a smaller batch may do: they look for " out of memory."."""
-    memory.counter.out_of_memory += 1
+    memory_counts.counter.out_of_memory += 1
     return torch.OutOfMemoryError(
         f"TPU out of memory. Too much was asked for {place or f'at {user_line()}'}: {why}. "
-        f"{memory.allocated() / 2**20:,.1f} MiB are allocated (peak {memory.peak() / 2**20:,.1f}); "
+        f"{memory_counts.allocated() / 2**20:,.1f} MiB are allocated (peak {memory_counts.peak() / 2**20:,.1f}); "
         f"the largest: {'; '.join(client().largest_live(5)) or 'none'}. torch.tpu.memory_summary() has the counts."
     )
 

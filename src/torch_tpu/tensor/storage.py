@@ -20,7 +20,7 @@ import torch
 
 from torch_tpu.hlo import types
 from torch_tpu.hlo.strided import is_dense, storage_elements
-from torch_tpu.runtime import memory
+from torch_tpu.runtime import memory_counts
 from torch_tpu.runtime.client import Buffer, client, client_errors
 from torch_tpu.tensor.errors import translate
 
@@ -29,7 +29,7 @@ _HOST_KERNELS = _C.DispatchKeySet(_C.DispatchKey.CPU)
 _set = torch.ops.aten.set_.source_Storage_storage_offset.redispatch
 _construct = _C._construct_storage_from_data_pointer
 _make_empty = _C._acc.create_empty_tensor
-_counter = memory.counter
+_counter = memory_counts.counter
 _get_ident = threading.get_ident
 
 

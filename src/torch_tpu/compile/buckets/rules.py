@@ -14,13 +14,13 @@ from torch._ops import OpOverload
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
-from torch_tpu.compile.buckets import layout as layouts
-from torch_tpu.compile.buckets.layout import Layout, Unsound, is_padded
-from torch_tpu.compile.buckets.sizes import Number
-from torch_tpu.compile.buckets.tracer import PaddedTracer, is_padded_tensor, layout_of
+from torch_tpu.compile.buckets import padded_layout as layouts
+from torch_tpu.compile.buckets.padded_layout import Layout, Unsound, is_padded
+from torch_tpu.compile.buckets.padded_tracer import PaddedTracer, is_padded_tensor, layout_of
+from torch_tpu.compile.buckets.symbolic_sizes import Number
 from torch_tpu.hlo import array as hlo
-from torch_tpu.ops import registry
-from torch_tpu.ops.schema import signature
+from torch_tpu.ops.core import registry
+from torch_tpu.ops.core.schema import signature
 
 Rule = Callable[[PaddedTracer, Node, list[Any]], Any]
 aten = torch.ops.aten
@@ -39,7 +39,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 def find(target: Any) -> Rule | None:
     """The rule of an operator; None where padding is not sound, or nobody has thought about it."""
-    from torch_tpu.compile.buckets import rules_of_attention, rules_of_batch_norm, rules_of_places  # noqa: F401
+    from torch_tpu.compile.buckets import rules_of_attention, rules_of_batch_norm, rules_of_moves  # noqa: F401
 
     if not isinstance(target, OpOverload):
         return None

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from torch_tpu.compile.buckets import layout as layouts
-from torch_tpu.compile.buckets.layout import Unsound, is_padded
+from torch_tpu.compile.buckets import padded_layout as layouts
+from torch_tpu.compile.buckets.padded_layout import Unsound, is_padded
+from torch_tpu.compile.buckets.padded_tracer import PaddedTracer, layout_of
 from torch_tpu.compile.buckets.rules import padded_of, rule
-from torch_tpu.compile.buckets.tracer import PaddedTracer, layout_of
 from torch_tpu.hlo import array as hlo
 
 
