@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tools.compare import check, no_fallback
-from torch_tpu import metrics, ops
+from torch_tpu import metrics
+from torch_tpu.ops import families
 from torch_tpu.ops.core import derived, registry
 
 
@@ -71,7 +72,7 @@ def test_default_dtype_may_change() -> None:
 
 def test_a_lowering_gives_a_result_for_each_place_of_the_schema() -> None:
     """One too few is an error, and nobody else's result takes its place."""
-    ops.load()
+    families.load()
     func = torch.ops.aten.native_layer_norm_backward.default
     rule = registry.find(func)
     short = dataclasses.replace(rule, function=lambda *args, **kwargs: rule.function(*args, **kwargs)[1:])
