@@ -10,6 +10,7 @@ from unittest import mock
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tools.samples import spread_of_operator
 from tools.wider import has_half, rounded, widened
 from torch_tpu import hooks, metrics
 from torch_tpu.eager.program import plan, plan_tracing, stored_plans
@@ -235,8 +236,7 @@ def check_opinfo(
             wants_grad = grad and info.supports_autograd and dtype in info.supported_backward_dtypes("cpu")
             torch.manual_seed(0)
             all_samples = [s for s in info.sample_inputs("cpu", dtype, requires_grad=wants_grad) if not skip(s)]
-            step = max(1, len(all_samples) // samples)
-            for sample in all_samples[::step]:
+            for sample in spread_of_operator(all_samples, samples):
                 try:
                     check(info.op, sample.input, *sample.args, rtol=rtol, atol=atol, strides=strides, **sample.kwargs)
                 except Exception as error:

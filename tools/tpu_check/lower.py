@@ -24,7 +24,7 @@ from tools.conformance.database import Entry
 from tools.conformance.modules import ModuleRun
 from tools.conformance.operators import OperatorRun
 from tools.conformance.optimizers import OptimizerRun
-from tools.conformance.outcome import spread
+from tools.samples import spread, spread_of_operator
 from torch_tpu import hooks
 from torch_tpu.eager.deferred import deferred_graph, runtime_checks
 from torch_tpu.eager.mode import EagerMode, set_eager_mode
@@ -138,7 +138,7 @@ Calls = Iterator[Callable[[], object]]
 def _operator(entry: Entry, samples: int) -> Calls:
     run = OperatorRun(entry, samples)
     found = list(run.info.sample_inputs("cpu", run.dtype, requires_grad=run.differentiable))
-    for sample in spread(found, samples):
+    for sample in spread_of_operator(found, samples):
 
         def call(sample: Any = sample) -> None:
             result = run.call(run.info.op, run.copies(sample)[1])
