@@ -25,6 +25,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "eager": ({"hlo", "ops", "runtime", "tensor"}, {"numpy", "torch"}),
     "compile": ({"eager", "hlo", "ops", "runtime", "tensor"}, {"functorch", "numpy", "rich", "sympy", "torch"}),
     "device": ({"compile", "eager", "runtime", "tensor"}, {"numpy", "torch"}),
+    "distributed": ({"eager", "hlo", "runtime", "tensor"}, {"numpy", "torch"}),
     "planner": ({"eager", "runtime", "tensor"}, {"numpy", "rich", "torch", "typer"}),
 }
 # Delayed imports; counts of what happened, and the registry of patches: every layer uses them.

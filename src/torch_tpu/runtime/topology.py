@@ -162,7 +162,9 @@ class TopologyClient(Client):
         # Of the program as a machine with these TPUs makes it, which does not name operators.
         return super()._key(compat.without_locations(module), options)
 
-    def _executable(self, key: str, module: Any, options: Options, results: list[Aval]) -> Program:
+    def _executable(
+        self, key: str, module: Any, options: Options, results: list[Aval], ranks: tuple[int, ...]
+    ) -> Program:
         return Program(self, key, module, options, results)
 
     def analyse(self, key: str, module: Any, options: Options) -> Analysis:
