@@ -26,7 +26,7 @@ ON_PLUGIN_TOO := tests/plugin tests/compile/test_backend.py tests/device/test_fo
 test: $(READY)
 	$(PYTEST) $(ON); status=$$?; $(if $(PLATFORM),,$(PYTEST) --platform xcpu $(ON_PLUGIN_TOO) &&) exit $$status
 
-# The same as on a processor without AVX-512: the kernels of PyTorch, MKL and oneDNN, and the code that XLA generates.
+# The tests as on a processor without AVX-512: holds the kernels of PyTorch, MKL and oneDNN, and XLA's code, to AVX2.
 test-avx2: $(READY)
 	ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 XLA_FLAGS=--xla_cpu_max_isa=AVX2 \
 		$(MAKE) test
@@ -43,7 +43,7 @@ conformance: $(READY)
 	$(BIN)/python -m tools.conformance --mode $(MODE) $(ON) $(OPTIONS); database=$$?; \
 		$(BIN)/python -m tools.random_programs --mode $(MODE) $(ON) --count 2000 && exit $$database
 
-# Compiles the programs of PyTorch's test database for TPUs that are not there; continues where it stopped.
+# Compiles the programs of PyTorch's test database for TPUs (no TPU is needed); continues where it stopped.
 # make tpu-check OPTIONS=--table=docs/tpu-operators.md also writes the page.
 tpu-check: $(READY)
 	$(BIN)/python -m tools.tpu_check $(OPTIONS)

@@ -27,8 +27,8 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "device": ({"compile", "eager", "runtime", "tensor"}, {"numpy", "torch"}),
     "planner": ({"eager", "runtime", "tensor"}, {"numpy", "rich", "torch", "typer"}),
 }
-# Delayed imports; counts of what happened, and the registry of patches: every layer uses them.
-FOR_ALL = {"delayed", "metrics", "patching"}
+# Delayed imports, functions that higher layers provide, counts, the registry of patches, bounded tables.
+FOR_ALL = {"delayed", "hooks", "metrics", "patching", "recent"}
 LONGEST = 600
 MODULE_NAME = re.compile(r"(torch_tpu|jaxlib|jax)(\.\w+)+")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|Users|root|work|mnt)/\w")
@@ -91,6 +91,64 @@ def test_layers_have_no_cycle():
     order = list(LAYERS)
     for layer, (own, _) in LAYERS.items():
         assert all(order.index(lower) < order.index(layer) for lower in own)
+
+
+def module_of(path: Path) -> str:
+    parts = ("torch_tpu", *path.relative_to(SOURCE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(source: str, modules: set[str]) -> set[str]:
+    """The modules of this project that a file imports, at once or when a function of it is called.
+
+    What only a type checker imports is left out.
+    """
+    tree = ast.parse(source)
+    unread = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if id(node) in unread:
+            continue
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            full = {f"{node.module}.{alias.name}" for alias in node.names}
+            found.update(name if name in modules else node.module for name in full)
+        elif isinstance(node, ast.Constant) and MODULE_NAME.fullmatch(str(node.value)):
+            found.add(str(node.value))
+    return found & modules
+
+
+def circles(imports: dict[str, set[str]]) -> list[list[str]]:
+    """Modules that import each other, directly or through others."""
+    left = {name: set(others) - {name} for name, others in imports.items()}
+    while True:
+        importers = set().union(*left.values()) if left else set()
+        # Who imports nothing that is left, and who is imported by nobody, is in no circle.
+        free = {name for name, others in left.items() if not others & left.keys() or name not in importers}
+        if not free:
+            return [sorted(left)] if left else []
+        left = {name: others - free for name, others in left.items() if name not in free}
+
+
+def test_no_file_imports_itself_through_others():
+    modules = {module_of(p) for p in FILES}
+    assert circles({module_of(p): imports_of(p.read_text(), modules) for p in FILES}) == []
+
+
+def test_a_circle_is_found():
+    modules = {"torch_tpu.a", "torch_tpu.b", "torch_tpu.c"}
+    a = "from torch_tpu import b"
+    b = "def f():\n    from torch_tpu.a import g"
+    c = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from torch_tpu import c\nimport torch_tpu.a"
+    imports = {f"torch_tpu.{n}": imports_of(s, modules) for n, s in zip("abc", (a, b, c), strict=True)}
+    assert circles(imports) == [["torch_tpu.a", "torch_tpu.b"]]
 
 
 def test_every_package_is_known():

@@ -12,10 +12,9 @@ import torch
 from torch import nn
 
 import torch_tpu
-from torch_tpu import metrics
-from torch_tpu.eager.program import launch
+from torch_tpu import hooks, metrics
 from torch_tpu.metrics import programs
-from torch_tpu.metrics.latest import Latest
+from torch_tpu.recent import Recent
 
 EagerMode = torch.tpu.EagerMode
 FUSED = EagerMode.DEFER_AND_FUSE
@@ -24,8 +23,8 @@ FUSED = EagerMode.DEFER_AND_FUSE
 @pytest.fixture(autouse=True)
 def _strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # What other tests have made would be found again, or be nearer to what these make.
-    launch.clear_plans()
-    monkeypatch.setattr(programs, "_earlier", Latest(programs.MOST_NAMES))
+    hooks.forget_programs()
+    monkeypatch.setattr(programs, "_earlier", Recent(programs.MOST_NAMES))
     with torch.tpu.set_eager_mode(EagerMode.DEFER_NEVER):
         metrics.reset()
         yield

@@ -10,11 +10,15 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import torch_tpu
 from tools.operators import page, reach
 from tools.operators.__main__ import app
 from tools.operators.reach import Answer, Kind
 from torch_tpu import metrics
 
+# A derived form of PyTorch's own composite operator is written nowhere here.
+WRITTEN_HERE = (Kind.LOWERING, Kind.KERNEL, Kind.DECOMPOSITION)
+PACKAGE = Path(torch_tpu.__file__).parent
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "operators.md"
 
 
@@ -50,6 +54,31 @@ def test_coverage_never_falls(answers: dict[str, Answer], text: str) -> None:
 def test_document_is_fresh(answers: dict[str, Answer], text: str) -> None:
     written = page.totals(page.read(text))
     assert written == page.totals(kinds(answers)), f"docs/operators.md is stale; run `{page.COMMAND}`"
+
+
+def test_document_names_the_files(answers: dict[str, Answer], text: str) -> None:
+    """From the page it is one click to the file of any operator that is answered here."""
+    written = page.read_files(text)
+    assert written == page.files(answers), f"docs/operators.md is stale; run `{page.COMMAND}`"
+    missing = [file for named in written.values() for file in named if not (PACKAGE / file).is_file()]
+    assert missing == []
+    here = {name.partition(".")[0] for name, answer in answers.items() if answer.kind in WRITTEN_HERE}
+    assert here - set(written) == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("tan", '"tan": hlo.tan'),  # registered in a loop over functions of the StableHLO builder
+        ("add", '"add.Tensor"'),
+        ("_foreach_add", '"add.Tensor"'),  # derived
+        ("avg_pool2d", "avg_pool{_spatial}d"),
+        ("nonzero", '@kernel("nonzero")'),
+    ],
+)
+def test_the_file_has_the_operator(name: str, said: str, text: str) -> None:
+    named = page.read_files(text)[name]
+    assert any(said in (PACKAGE / file).read_text() for file in named), named
 
 
 def test_page_says_what_it_was_given(answers: dict[str, Answer]) -> None:

@@ -18,9 +18,10 @@ from tools.random_programs.run import Invalid, run
 from tools.random_programs.shrink import shrink
 from tools.random_programs.state import Comparison, snapshot
 from torch_tpu.eager.kernels import copy
-from torch_tpu.eager.program import launch
+from torch_tpu.eager.program import plan_table
 from torch_tpu.ops import families
 from torch_tpu.ops.core import registry
+from torch_tpu.recent import Recent
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +104,7 @@ def test_a_wrong_lowering_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -
     rule = registry.find(torch.ops.aten.sin.default)
     assert rule is not None
     right = rule.function
-    monkeypatch.setattr(launch, "_plans", launch.Recent(4096))
+    monkeypatch.setattr(plan_table, "plans", Recent(4096))
     object.__setattr__(rule, "function", lambda *args, **extras: right(*args, **extras) * 1.001)
     try:
         program = steps(
@@ -128,7 +129,7 @@ def test_a_wrong_lowering_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -
 def test_a_write_that_is_lost_is_found_in_drawn_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies into views go nowhere: some of the first programs fail, each at a line that writes."""
     owns_storage = copy.owns_storage
-    monkeypatch.setattr(copy, "program", lambda func: lambda dst, *rest, **options: dst)
+    monkeypatch.setattr(copy, "as_program", lambda func: lambda dst, *rest, **options: dst)
     monkeypatch.setattr(copy, "clone", lambda t, **options: t.cpu().clone(**options).to("tpu"))
     reports = [report for seed in range(8) if (report := check(seed)) is not None]
     assert reports

@@ -16,7 +16,8 @@ from tools.conformance.database import Entry
 from tools.tpu_check import compile as compiling
 from tools.tpu_check import lower, report, results
 from tools.tpu_check.compile import TARGETS, Batch, Verdict
-from torch_tpu.eager.program import launch, plan
+from torch_tpu.eager.program import plan_table, plan_tracing
+from torch_tpu.recent import Recent
 from torch_tpu.runtime.fingerprint import bytecode
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "tpu-operators.md"
@@ -77,8 +78,8 @@ def test_an_operator_of_each_family_compiles_for_tpus(tmp_path, monkeypatch):
     # What has no form for TPUs is no program of theirs; XLA:CPU's own is refused.
     refused = tmp_path / "refused"
     made = []
-    monkeypatch.setattr(launch, "_plans", launch.Recent(4096))
-    monkeypatch.setattr(launch, "make_plan", lambda call: made.append(plan.make_plan(call)) or made[-1])
+    monkeypatch.setattr(plan_table, "plans", Recent(4096))
+    monkeypatch.setattr(plan_table, "make_plan", lambda call: made.append(plan_tracing.make_plan(call)) or made[-1])
     torch.linalg.qr(torch.ones(3, 3, device="tpu"))
     refused.write_bytes(next(bytecode(p.module) for p in made if p.custom_calls))
     good, bad = compiled(tmp_path, [[TARGETS[0], programs], [TARGETS[1], [programs[0], "refused"]]])

@@ -11,8 +11,8 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tools.wider import has_half, rounded, widened
-from torch_tpu import metrics
-from torch_tpu.eager.program import launch, plan
+from torch_tpu import hooks, metrics
+from torch_tpu.eager.program import plan, plan_table, plan_tracing
 
 
 def to_device(value: Any, device: str = "tpu") -> Any:
@@ -45,16 +45,16 @@ def forms_for_tpus() -> Iterator[list[tuple[str, str]]]:
     programs = []
 
     def make_plan(call: plan.Call) -> plan.Plan:
-        made = plan.make_plan(call, "tpu")
+        made = plan_tracing.make_plan(call, "tpu")
         programs.append((call.name, str(made.module)))
         return made
 
-    launch.clear_plans()
+    hooks.forget_programs()
     try:
-        with mock.patch.object(launch, "make_plan", make_plan):
+        with mock.patch.object(plan_table, "make_plan", make_plan):
             yield programs
     finally:
-        launch.clear_plans()
+        hooks.forget_programs()
 
 
 @contextlib.contextmanager

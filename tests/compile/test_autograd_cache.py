@@ -20,8 +20,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch_tpu import metrics
 from torch_tpu.compile.program import stored_graph
 from torch_tpu.runtime import fingerprint
-from torch_tpu.runtime.client import client
 from torch_tpu.runtime.disk_cache import SUFFIX, DiskCache
+from torch_tpu.runtime.process_client import client
 
 # Trains a little model with what takes part in entries: a buffer that is written, random numbers, an index check, a
 # constant of the graph; once with sizes that vary.
@@ -110,7 +110,7 @@ def test_a_graph_comes_back(cache: DiskCache) -> None:
     for came in (COLD, WARM, WARM):
         result, how = anew(scaled, x)
         assert (result.tolist(), how) == (WANT, came)
-    assert list(metrics.programs.graphs)[-1].endswith("of scaled")
+    assert metrics.programs.graphs.entries()[-1].name.endswith("of scaled")
     # Another graph, and the same one for other sizes.
     assert anew(lambda x: (x * 4).relu(), x)[1] == COLD
     assert anew(scaled, torch.ones(3, device="tpu"))[1] == COLD

@@ -15,9 +15,9 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from tests.compile.test_layers import IDS, _any_size, equals_cpu, layered, train  # noqa: F401
 from tests.compile.test_outline import Layer, Model, captured, outlined
+from torch_tpu import hooks
 from torch_tpu.compile.layers import layered_program, outline, repetition
 from torch_tpu.compile.layers.differentiate import Region
-from torch_tpu.compile.program import graph_program
 from torch_tpu.compile.program.graph_program import GraphProgram
 from torch_tpu.ops.checkpoint import after
 
@@ -85,7 +85,7 @@ def test_random_numbers_are_those_of_eager(depth: int) -> None:
     model, ids, results = Checkpointed(depth, dropout=0.5).to("tpu"), IDS.to("tpu"), []
     programs: list[GraphProgram] = []
     before = outlined()
-    graph_program.observer = lambda program, plan: programs.append(program)
+    hooks.graph_program_made = lambda program, plan: programs.append(program)
     try:
         for function in (model, torch.compile(model)):
             torch.manual_seed(7)
@@ -93,7 +93,7 @@ def test_random_numbers_are_those_of_eager(depth: int) -> None:
             value = train(function, ids)
             results.append([value, torch.rand(2, device="tpu"), *(p.grad.clone() for p in model.parameters())])
     finally:
-        graph_program.observer = None
+        hooks.graph_program_made = None
     assert outlined() - before == depth
     assert len(programs) == (2 if depth == 5 else 6)
     assert not any(program.border for program in programs)
@@ -123,11 +123,11 @@ def test_parts_of_one_program_wait_for_each_other(monkeypatch: pytest.MonkeyPatc
     """A layer is not computed again before the gradients of the one behind it are there, those of weights too."""
     monkeypatch.setattr(layered_program, "LEAST_LAYERS", 99)
     programs: list[GraphProgram] = []
-    graph_program.observer = lambda program, plan: programs.append(program)
+    hooks.graph_program_made = lambda program, plan: programs.append(program)
     try:
         equals_cpu(Checkpointed(5), IDS)
     finally:
-        graph_program.observer = None
+        hooks.graph_program_made = None
     calls = [n for n in programs[1].graph.graph.nodes if outline.is_call(n)]
     assert len(calls) == 5
     for earlier, later in itertools.pairwise(calls):

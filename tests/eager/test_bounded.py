@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from torch_tpu.eager.deferred import deferred_graph
-from torch_tpu.eager.program import call_signature, launch
-from torch_tpu.eager.recent import Recent
+from torch_tpu.eager.program import argument_buffers, call_signature, plan_table
 from torch_tpu.hlo import strided
+from torch_tpu.recent import Recent
 from torch_tpu.tensor import storage
 
 EagerMode = torch.tpu.EagerMode
@@ -50,8 +50,8 @@ def test_ten_thousand_iterations_leave_nothing():
 
 
 def test_numbers_and_slices_that_change_leave_nothing(monkeypatch):
-    monkeypatch.setattr(launch, "_number_buffers", Recent(64))
-    monkeypatch.setattr(launch, "_start_buffers", Recent(64))
+    monkeypatch.setattr(argument_buffers, "scalar_buffers", Recent(64))
+    monkeypatch.setattr(argument_buffers, "start_buffers", Recent(64))
     monkeypatch.setattr(call_signature, "_views", Recent(64))
     x = torch.ones(5000, 2, device="tpu")
     step = iter(range(5000))
@@ -66,7 +66,7 @@ def test_numbers_and_slices_that_change_leave_nothing(monkeypatch):
 
 
 def test_shapes_that_change_are_forgotten(monkeypatch, eager_mode):
-    monkeypatch.setattr(launch, "_plans", Recent(16))
+    monkeypatch.setattr(plan_table, "plans", Recent(16))
     monkeypatch.setattr(call_signature, "_views", Recent(16))
     monkeypatch.setattr(call_signature, "_view_kinds", Recent(16))
     sizes = iter(range(2, 10_000))
@@ -79,7 +79,7 @@ def test_shapes_that_change_are_forgotten(monkeypatch, eager_mode):
 
     objects, _ = growth(iteration, shapes)
     assert objects < 20 * shapes
-    assert len(launch._plans) + len(launch._plans.older) <= 16
+    assert len(plan_table.plans) + len(plan_table.plans.older) <= 16
 
 
 def test_geometries_live_as_long_as_something_has_them():

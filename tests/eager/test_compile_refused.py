@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
-from torch_tpu import metrics
+from torch_tpu import hooks, metrics
 from torch_tpu.eager.deferred import segment
-from torch_tpu.eager.program import launch
 from torch_tpu.eager.program.plan import Plan
 from torch_tpu.runtime.client import Executable, client_errors
 
@@ -47,13 +46,13 @@ def _refused(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
                 raise error(f"UNIMPLEMENTED: no code for {plan.name}\nmore")
         return find(code, outputs, plans, places)
 
-    launch.clear_plans()
+    hooks.forget_programs()
     monkeypatch.setattr(Plan, "compiled", without_code)
     monkeypatch.setattr(segment, "find", whole)
     monkeypatch.setenv("TORCH_TPU_FALLBACK", "allow")
     with torch.tpu.set_eager_mode(torch.tpu.EagerMode.DEFER_AND_FUSE):
         yield
-    launch.clear_plans()
+    hooks.forget_programs()
 
 
 def counted(name: str) -> float:

@@ -12,9 +12,11 @@ from torch import nn
 
 from torch_tpu import metrics
 from torch_tpu.eager.deferred import deferred_graph, segment
-from torch_tpu.eager.program import launch
+from torch_tpu.eager.dispatch import launch
+from torch_tpu.eager.program import argument_buffers, plan_table
 from torch_tpu.eager.program.plan import Plan
 from torch_tpu.runtime import client as runtime
+from torch_tpu.runtime import process_client
 from torch_tpu.tensor.storage import Value
 
 EagerMode = torch.tpu.EagerMode
@@ -117,7 +119,7 @@ def test_what_somebody_refers_to_stays(keep: Callable[[torch.Tensor], torch.Tens
 def test_what_the_host_reads_in_place_stays():
     x = ones()
     on_host = x.cpu()
-    array = runtime.client().get(value(x).array)  # on XLA:CPU the buffer's own memory
+    array = process_client.client().get(value(x).array)  # on XLA:CPU the buffer's own memory
     x.add_(1)
     run()
     assert (array == 1).all()
@@ -145,7 +147,7 @@ def test_what_backward_needs_stays():
 
 @in_both_modes
 def test_numbers_kept_for_later_stay():
-    before = dict(launch._number_buffers)
+    before = dict(argument_buffers.scalar_buffers)
     x = ones()
     for _ in range(3):
         x.mul_(2.0).add_(0.5)
@@ -153,7 +155,7 @@ def test_numbers_kept_for_later_stay():
     with torch.tpu.set_eager_mode(EagerMode.DEFER_NEVER):
         x.mul_(2.0).add_(0.5)
     assert x[0].item() == ((1 * 2 + 0.5) * 2 + 0.5) * 4 + 1.5
-    assert not any(b.is_deleted() for b in [*before.values(), *launch._number_buffers.values()])
+    assert not any(b.is_deleted() for b in [*before.values(), *argument_buffers.scalar_buffers.values()])
 
 
 def test_what_another_thread_has_recorded_stays():
@@ -203,7 +205,7 @@ def test_an_interruption_when_programs_have_started_loses_nothing(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(deferred_graph, "launch", interrupted)
-    monkeypatch.setattr(launch, "launch", interrupted)
+    monkeypatch.setattr(launch, "enqueue", interrupted)
     for t in (x, y):
         with contextlib.suppress(KeyboardInterrupt):
             t.add_(1)
@@ -252,9 +254,9 @@ def test_a_training_step_writes_in_place_and_compiles_nothing_new():
 
 def compiled_plan(function: Callable[..., object]) -> Plan:
     """The plan of the graph that this call compiles."""
-    known = set(launch._plans)
+    known = set(plan_table.plans)
     function()
-    (plan,) = [plan for key, plan in launch._plans.items() if key not in known and plan.name == "graph"]
+    (plan,) = [plan for key, plan in plan_table.plans.items() if key not in known and plan.name == "graph"]
     return plan
 
 

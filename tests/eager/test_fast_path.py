@@ -18,7 +18,7 @@ EagerMode = torch.tpu.EagerMode
 
 @pytest.fixture(autouse=True, params=[EagerMode.DEFER_NEVER, EagerMode.DEFER_AND_FUSE], ids=["strict", "fused"])
 def _mode(request: pytest.FixtureRequest) -> Iterator[None]:
-    fast_path.plans.clear()
+    fast_path.fast_path_plans.clear()
     with torch.tpu.set_eager_mode(request.param):
         yield
 
@@ -39,11 +39,11 @@ def same(call: Callable[..., Any], *tensors: torch.Tensor) -> None:
 def test_a_second_call_is_recognised():
     x = numbers(3, 4).to("tpu")
     first = x * 2.0
-    assert len(fast_path.plans) == 1
+    assert len(fast_path.fast_path_plans) == 1
     before = metrics.counters().get("program", 0)
     again = x * 3.0
     assert metrics.counters().get("program", 0) == before
-    assert len(fast_path.plans) == 1
+    assert len(fast_path.fast_path_plans) == 1
     assert (again - first).cpu().equal(numbers(3, 4))
 
 
@@ -129,7 +129,7 @@ def test_the_precision_of_products():
     finally:
         torch.set_float32_matmul_precision(before)
     assert programs[2:] == [0, 0, 0, 0]
-    kinds = [plan for key, plan in fast_path.plans.items() if "medium" in key or "highest" in key]
+    kinds = [plan for key, plan in fast_path.fast_path_plans.items() if "medium" in key or "highest" in key]
     assert len(set(map(id, kinds))) == 2
 
 

@@ -339,15 +339,15 @@ def test_backward_leaves_the_setting_of_its_threads(threads):
 def test_a_graph_of_a_tpu_is_cut_where_few_bytes_cross(monkeypatch):
     pending = deferred_graph.current()
     monkeypatch.setattr(pending, "_runs_on_cpu", False)
-    original = deferred_graph.Graph._cut
+    original = deferred_graph.DeferredGraph._cut
     cut = []
 
-    def noted(self: deferred_graph.Graph, shortest: int) -> int:
+    def noted(self: deferred_graph.DeferredGraph, shortest: int) -> int:
         n = original(self, shortest)
         cut.append(self.operators[n - 1][0].name)
         return n
 
-    monkeypatch.setattr(deferred_graph.Graph, "_cut", noted)
+    monkeypatch.setattr(deferred_graph.DeferredGraph, "_cut", noted)
 
     def layers(x: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
         for _ in range(40):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torch_tpu.eager.deferred import deferred_graph
-from torch_tpu.runtime.client import client
+from torch_tpu.runtime.process_client import client
 
 EagerMode = torch.tpu.EagerMode
 

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from torch_tpu.eager.program import launch, plan_bytes, stored_plans
+from torch_tpu import hooks
+from torch_tpu.eager.program import plan_bytes, stored_plans
 from torch_tpu.eager.program.plan import Call, Plan
 from torch_tpu.eager.program.plan_bytes import Damaged
-from torch_tpu.runtime.client import client
 from torch_tpu.runtime.disk_cache import SUFFIX, DiskCache
+from torch_tpu.runtime.process_client import client
 
 
 class Planted:
@@ -51,7 +52,7 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Call, Plan]]:
         patched.setattr(client(), "disk_cache", cache)
         patched.setattr(stored_plans, "keep", keep)
         torch.compiler.reset()
-        launch.clear_plans()
+        hooks.forget_programs()
         x, table = torch.ones(3, 4, device="tpu"), torch.rand(5, 4, device="tpu")
         index = torch.tensor([0, 2, 4], device="tpu")
         torch.compile(model, dynamic=False)(x, index, table, 2.0)
@@ -230,7 +231,7 @@ def test_a_planted_plan_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     def run() -> list[Any]:
         torch.compiler.reset()
-        launch.clear_plans()
+        hooks.forget_programs()
         result: list[Any] = torch.compile(function)(x).tolist()
         return result
 

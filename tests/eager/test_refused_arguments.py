@@ -47,6 +47,36 @@ CASES: dict[str, Case] = {
         1,
         2,
     ),
+    "conv dilation": (
+        lambda x, v: functional.conv1d(x.view(1, 2, 5), x.view(2, 1, 5)[..., :1], dilation=v, groups=2),
+        1,
+        0,
+    ),
+    "conv_transpose dilation": (
+        lambda x, v: functional.conv_transpose1d(x.view(1, 2, 5), x.view(2, 1, 5), dilation=v),
+        1,
+        0,
+    ),
+    "ldexp": (lambda x, v: torch.ldexp(x, torch.ones(10, device=x.device).to(v)), torch.int32, torch.bool),
+    "segment_reduce": (
+        lambda x, v: torch.segment_reduce(x.to(v), "sum", lengths=torch.tensor([10], device=x.device)),
+        torch.float32,
+        torch.int64,
+    ),
+    "segment_reduce of complex": (
+        lambda x, v: torch.segment_reduce(x.to(v), "sum", lengths=torch.tensor([10], device=x.device)),
+        torch.float64,
+        torch.complex64,
+    ),
+    "segment_reduce lengths": (
+        lambda x, v: torch.segment_reduce(x, "sum", lengths=torch.tensor([10], device=x.device).to(v)),
+        torch.int32,
+        torch.uint8,
+    ),
+    "native_dropout": (lambda x, v: torch.native_dropout(x, v, True), 0.5, 1.5),
+    "rrelu_with_noise": (lambda x, v: aten.rrelu_with_noise(-x, x, 0.25, v, True), 0.5, 0.125),
+    "rrelu_with_noise_": (lambda x, v: aten.rrelu_with_noise_(-x, x, v, 0.5, True), 0.25, 0.75),
+    "renorm_": (lambda x, v: x[None].renorm_(2, 0, v), 0.5, -0.5),
     "conv_transpose to nothing": (
         lambda x, v: functional.conv_transpose1d(x.view(1, 2, 5), x.view(2, 1, 5), padding=v),
         1,

@@ -11,9 +11,8 @@ import torch
 
 from tests.compile.families import FAMILIES, build
 from tools.random_programs.check import check
-from torch_tpu import metrics
+from torch_tpu import hooks, metrics
 from torch_tpu.eager.host import shape_churn
-from torch_tpu.eager.program import launch
 
 EagerMode = torch.tpu.EagerMode
 
@@ -22,7 +21,7 @@ EagerMode = torch.tpu.EagerMode
 def _mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TORCH_TPU_FALLBACK", "warn")
     monkeypatch.setattr(shape_churn, "_made", Counter())
-    launch.clear_plans()  # shapes that other tests have had would not count
+    hooks.forget_programs()  # shapes that other tests have had would not count
     with torch.tpu.set_eager_mode(request.param):
         yield
 
@@ -49,7 +48,7 @@ def test_ids_that_grow_need_a_bounded_number_of_programs():
     assert metrics.counters()["hosted::cat"] == 2 * shape_churn.MOST_SHAPES
     (event,) = (e for e in metrics.snapshot()["hosted"] if e["what"] == "cat")
     assert (event["line"], event["count"]) == (f"{__file__}:{line}", 2 * shape_churn.MOST_SHAPES)
-    assert event["detail"] == f"programs for {shape_churn.MOST_SHAPES} shapes; the host runs it for others"
+    assert event["detail"] == f"there are programs for {shape_churn.MOST_SHAPES} shapes; other shapes run on the CPU"
     assert "small operators of many shapes, on the CPU" in metrics.report(10**6)
 
     before = metrics.counters()["hosted::cat"]

@@ -158,12 +158,12 @@ def test_what_is_off_is_said_once_when_the_device_is_used(library):
         assert not gone.apply()
     assert [str(warning.message) for warning in caught] == [
         "The patch 'gone' does not fit some_library 9.1: some_library has no gone (torch_tpu was tested with "
-        "some_library 8.0 and 9.0). Off: something is on.",
+        "some_library 8.0 and 9.0). This feature is off: something is on.",
         "The patch 'at use' does not fit some_library 9.1: some_library has no gone_too (torch_tpu was tested with "
-        "some_library 8.0 and 9.0). Off: more is on.",
+        "some_library 8.0 and 9.0). This feature is off: more is on.",
     ]
     assert {warning.filename for warning in caught} == {__file__}
-    with pytest.raises(RuntimeError, match="On 'tpu' it is off that something is on: the patch 'gone' does not fit"):
+    with pytest.raises(RuntimeError, match=r"off on 'tpu': something is on\. Reason: the patch 'gone' does not"):
         patch_registry.demand("gone")
 
 

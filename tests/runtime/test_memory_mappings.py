@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torch_tpu import metrics
-from torch_tpu.eager.program import launch
+from torch_tpu import hooks, metrics
 from torch_tpu.runtime import memory_mappings
 
 pytestmark = pytest.mark.skipif(not memory_mappings.MAPS.exists(), reason="only Linux shows a process's mappings")
@@ -18,7 +17,7 @@ def used() -> int:
 
 def test_programs_are_forgotten_when_mappings_run_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (torch.ones(3).to("tpu") * 2).cpu()  # starts the client, which takes some itself
-    launch.clear_plans()
+    hooks.forget_programs()
     before = used()
     limit = tmp_path / "max_map_count"
     limit.write_text(str(int((before + 60) / memory_mappings.NEAR)))

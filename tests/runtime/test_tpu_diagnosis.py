@@ -17,12 +17,12 @@ from torch_tpu.runtime import tpu_diagnosis
     ("said", "advice"),
     [
         ("NOT_FOUND: TPU initialization failed: No jellyfish device found.", "sees no TPU chip"),
-        ("ABORTED: The TPU is already in use by process with pid 4711.", "end that process"),
+        ("ABORTED: The TPU is already in use by process with pid 4711.", "End that process"),
         ("Internal error when accessing libtpu multi-process lockfile.", "rm /tmp/libtpu_lockfile"),
         ("Couldn't open iommu group /dev/vfio/0: Device or resource busy", "TPU_VISIBLE_CHIPS"),
         ("open(/dev/accel0): Operation not permitted", "--privileged"),
         ("PERMISSION_DENIED: open /dev/vfio/0: Permission denied", "--privileged"),
-        ("NOT_FOUND: GetPjrtApi not found in /lib/libm.so", "no PJRT plugin"),
+        ("NOT_FOUND: GetPjrtApi not found in /lib/libm.so", "not a PJRT plugin"),
         ("Mismatched PJRT C API version: framework 0.90, plugin 0.54", "same version of PJRT"),
         ("DEADLINE_EXCEEDED: slice builder worker 1 did not answer", "TPU_WORKER_HOSTNAMES"),
         ("something else", ""),
@@ -75,7 +75,9 @@ def test_doctor_explains_a_plugin_that_is_none(monkeypatch, chips, tmp_path):
     assert shown.exit_code == 1
     assert "vfio/3" in shown.stdout
     assert "file too short" in shown.stdout
-    assert "no PJRT plugin for this machine" in " ".join(shown.stdout.split())  # the terminal may break the line there
+    assert "not a PJRT plugin for this machine" in " ".join(
+        shown.stdout.split()
+    )  # the terminal may break the line there
 
 
 def test_doctor_explains_missing_permission(monkeypatch, chips, tmp_path):

@@ -12,9 +12,9 @@ from tools.conformance import compiled, masks, modules, operators, optimizers
 from tools.conformance.database import Entry
 from tools.conformance.outcome import Failure, Outcome
 from tools.random_programs.run import MODES
+from torch_tpu import hooks
 from torch_tpu.eager.host import shape_churn
 from torch_tpu.eager.mode import set_eager_mode
-from torch_tpu.eager.program import launch
 
 RUNS = {
     "operator": operators.OperatorRun,
@@ -47,7 +47,7 @@ def run(entry: Entry, *, samples: int = 0, checks: Iterable[str] = CHECKS, mode:
         warnings.simplefilter("ignore")
         outcome = RUNS[entry.kind](entry, samples).outcome(frozenset(checks))
     # Nothing of one operator helps the next, and thousands of programs fill the memory.
-    launch.clear_plans()
+    hooks.forget_programs()
     return outcome
 
 

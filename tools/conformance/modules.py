@@ -33,7 +33,7 @@ from tools.conformance.precision import DOUBLE, check_as_accurate, moved, rounds
 from tools.conformance.second_order import check_second_order
 from tools.conformance.subject import Form, check_calls
 from tools.wider import WIDER, widened
-from torch_tpu.eager.program import launch
+from torch_tpu import hooks
 
 CHECKS = ("construct", "forward", "gradient", "gradgrad", "strided", "errors", *AXES)
 
@@ -95,7 +95,7 @@ class ModuleRun:
                 continue
             for check, function in self._axes_of(sample, other):
                 if check in checks and (self.entry.op, check) not in tolerances.SKIPPED:
-                    launch.clear_plans()
+                    hooks.forget_programs()
                     result.record(check, _summary(sample), function)
         self.rounds_elsewhere = before
 

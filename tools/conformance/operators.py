@@ -30,7 +30,7 @@ from tools.conformance.precision import DOUBLE, check_as_accurate, is_fused, mov
 from tools.conformance.second_order import check_second_order
 from tools.conformance.subject import Form, check_calls
 from tools.wider import HALF, WIDER, rounded, widened
-from torch_tpu.eager.program import launch
+from torch_tpu import hooks
 
 # What several calls in a row show.
 AXES = ("again", "offsets", "numbers", "generators", "shared", "subsets", "threads")
@@ -96,7 +96,7 @@ class OperatorRun:
             for sample, other in pairs:
                 for check, function in self._axes_of(sample, other):
                     if check in checks and (self.entry.op, check) not in tolerances.SKIPPED:
-                        launch.clear_plans()
+                        hooks.forget_programs()
                         result.record(check, sample.summary(), function)
 
     @contextlib.contextmanager

@@ -21,7 +21,7 @@ from tools.conformance.outcome import Outcome, check_same_exception, raised, rai
 from tools.conformance.precision import check_as_accurate, moved, rounds_elsewhere
 from tools.conformance.subject import saying
 from tools.wider import HALF, widened
-from torch_tpu.eager.program import launch
+from torch_tpu import hooks
 
 AXES = ("again", "offsets", "numbers", "shared", "subsets", "threads")
 CHECKS = ("step", "state_dict", "errors", *AXES)
@@ -61,7 +61,7 @@ class OptimizerRun:
                 result.record("state_dict", name, lambda o=options: self._state_dict(o))
             for axis, function in self._axes_of(options):
                 if axis in checks:
-                    launch.clear_plans()
+                    hooks.forget_programs()
                     result.record(axis, name, function)
         if "errors" in checks and self.entry.variant == "for-loop" and self.dtype is torch.float32:
             for error_input in self.info.optim_error_inputs_func("cpu", self.dtype):

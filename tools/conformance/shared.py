@@ -10,7 +10,7 @@ import torch
 
 from tools.conformance import placement
 from tools.conformance.subject import Form, Subject, check_calls, leaves_of, with_leaves
-from torch_tpu.eager.program import launch
+from torch_tpu import hooks
 
 MOST_PAIRS = 3
 
@@ -27,10 +27,10 @@ def check(subject: Subject, sample: Any) -> None:
                     continue
                 apart = (f"arguments {i} and {j} apart", sample)
                 check_calls(form, [apart, *together, apart])
-                launch.clear_plans()
+                hooks.forget_programs()
                 for call in together:
                     check_calls(form, [call, apart])
-                    launch.clear_plans()
+                    hooks.forget_programs()
 
 
 def _pairs(leaves: list[Any]) -> list[tuple[int, int]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tools.conformance import again
 from tools.conformance.subject import Subject, saying
-from torch_tpu.eager.program import launch
+from torch_tpu import hooks
 
 ROUNDS = 3
 # Seconds between two switches of threads: many within one call.
@@ -22,7 +22,7 @@ def check(subject: Subject, sample: Any, other: Any | None) -> None:
     """Two threads compare the same forms with the CPU, one with the sample, one with other data."""
     second = other if other is not None and again.alike(subject, sample, other) else again.turned(subject, sample)
     for form in subject.forms(sample):
-        launch.clear_plans()
+        hooks.forget_programs()
         with saying(f"{form.name}, in two threads"):
             at_once([functools.partial(form.check, s) for s in (sample, second)])
 

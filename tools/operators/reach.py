@@ -24,11 +24,13 @@ from torch.utils._pytree import tree_map
 from tools.operators.examples import Example, examples
 from torch_tpu.eager.kernel_table import HANDWRITTEN
 from torch_tpu.eager.kernels.host_only import OnHost, Refused
-from torch_tpu.eager.program import launch, plan, stored_plans
+from torch_tpu.eager.program import plan, plan_table, plan_tracing, stored_plans
 from torch_tpu.eager.registration import register
 from torch_tpu.ops.core import derived, registry
 from torch_tpu.ops.core.schema import signature
-from torch_tpu.runtime.client import Buffer, client
+from torch_tpu.recent import Recent
+from torch_tpu.runtime.client import Buffer
+from torch_tpu.runtime.process_client import client
 
 _has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 
@@ -38,11 +40,14 @@ class Kind(enum.Enum):
 
     LOWERING = "lowering", "written here in StableHLO"
     DERIVED = "derived", "an in-place, `out=` or `_foreach_` form that follows from an answered operator by its schema"
-    KERNEL = "kernel", "written here by hand: memory, copies, sizes that depend on data, numbers to look at first"
+    KERNEL = (
+        "kernel",
+        "written here by hand: memory, copies, results whose size depends on data, numbers that must be checked",
+    )
     VIEW = "view", "PyTorch's own kernel, which changes sizes and strides only"
-    DECOMPOSITION = "decomposition", "a formula of other operators, written here; it becomes one program"
-    TORCH_DECOMPOSITION = "PyTorch's decomposition", "the same, written in PyTorch; it becomes one program"
-    COMPOSITE = "composite", "PyTorch's own kernel, made of other operators, all of them answered here"
+    DECOMPOSITION = "decomposition", "written here with other operators; becomes one program"
+    TORCH_DECOMPOSITION = "PyTorch's decomposition", "the same, written in PyTorch"
+    COMPOSITE = "composite", "PyTorch's own kernel, which calls other operators; the device answers all of them"
     FALLBACK = "fallback", "runs on the CPU, with a warning, or reaches an operator that does"
     NOT_POSSIBLE = "not possible", "raises an error"
 
@@ -70,14 +75,14 @@ class Answer(NamedTuple):
 # Why an overload that fits a pattern can't be answered; the first that fits counts.
 _IMPOSSIBLE = (
     (r"_test_|_foobar", "only for PyTorch's own tests"),
-    (r"_fw_primal_copy|_make_dual_copy|^get_gradients", "a tool of autograd's own"),
+    (r"_fw_primal_copy|_make_dual_copy|^get_gradients", "an internal operator of autograd"),
     (
         r"cudnn|miopen|mkldnn|nnpack|vulkan|xla|mps|cufft|_cslt|triton|_philox_|_flash_attention|_efficient_attention"
         r"|mem_eff|fbgemm|_wrapped_linear|depthwise|_mixed_dtypes|_convert_weight_to_int4pack$|_weight_int4pack_mm(_with\w+)?$"
         r"|scaled_grouped_mm",
-        "a kernel of one other backend",
+        "a kernel of another backend",
     ),
-    (r"(linear|matmul|max_pool2d)_backward|_resize_output|^native_norm", "a helper of backends that compute otherwise"),
+    (r"(linear|matmul|max_pool2d)_backward|_resize_output|^native_norm", "an internal operator of other backends"),
     (r"nested|jagged|to_padded_tensor", "nested tensors"),
     (
         r"sparse|coalesce|^_?(crow_|ccol_|col_|row_)?indices|^_?values|_nnz|_dim[IV]|hspmm|sspaddmm|^smm|_spsolve"
@@ -85,13 +90,13 @@ _IMPOSSIBLE = (
         "sparse layouts",
     ),
     (r"quantize(?!_learnable|_per_\w+_(affine|cachemask))|^q_|qscheme|int_repr", "quantized tensors"),
-    (r"^chalf", "the compiler has no complex numbers of half precision"),
-    (r"pin_memory", "only memory of the host can be pinned"),
+    (r"^chalf", "XLA has no complex numbers of half precision"),
+    (r"pin_memory", "only host memory can be pinned"),
 )
 
 
 # Why an overload is left to the CPU.
-_ON_CPU = ((r"int4pack|_dyn_quant", "weights packed in an order of the CPU kernel's own"),)
+_ON_CPU = ((r"int4pack|_dyn_quant", "weights packed in the CPU kernel's own format"),)
 
 
 def overloads() -> list[str]:
@@ -216,15 +221,15 @@ def _rehearsal() -> Iterator[None]:
 
     def make_plan(call: plan.Call) -> plan.Plan:
         call.checks = False
-        return plan.make_plan(call)
+        return plan_tracing.make_plan(call)
 
     uncompiled = _Uncompiled()
-    launch.simple_plans.clear()
+    plan_table.fast_path_plans.clear()
     with (
         mock.patch.object(plan, "client", return_value=uncompiled),
-        mock.patch.object(launch, "make_plan", make_plan),
+        mock.patch.object(plan_table, "make_plan", make_plan),
         mock.patch.object(stored_plans, "keeps_operators", False),
-        mock.patch.object(launch, "_plans", launch.Recent(4096)),
+        mock.patch.object(plan_table, "plans", Recent(4096)),
         mock.patch.dict(os.environ, {"TORCH_TPU_FALLBACK": "error"}),
         torch.random.fork_rng(devices=[]),
         torch.no_grad(),
@@ -233,7 +238,7 @@ def _rehearsal() -> Iterator[None]:
         try:
             yield
         finally:
-            launch.simple_plans.clear()  # of plans whose results are zeros
+            plan_table.fast_path_plans.clear()  # of plans whose results are zeros
 
 
 def _refusal(func: OpOverload) -> str | None:

@@ -23,11 +23,11 @@ def check_all(seeds: Iterable[int], mode: str) -> list[Result]:
     """The results of several programs, in a process of its own."""
     import torch
 
-    from torch_tpu.eager.program import launch
+    from torch_tpu import hooks
 
     torch.set_num_threads(1)
     generator = generator_digest()
     results = [Result(seed, mode, generator, check(seed, mode)) for seed in seeds]
     # Thousands of programs fill the memory.
-    launch.clear_plans()
+    hooks.forget_programs()
     return results

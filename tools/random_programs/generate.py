@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from tools.random_programs import (
+from tools.random_programs import (  # noqa: F401  (they register)
+    gradients,
+    index,
     leaves,
+    operators,
+    views,
+    writes,
     wrong,
 )
 from tools.random_programs.draft import Draft, NoChoice

@@ -38,7 +38,7 @@ def main(
     workers: Annotated[int, typer.Option(help="Processes that work at the same time.")] = 2,
     output: Annotated[Path, typer.Option(help="Where the results are kept.")] = Path("tpu-check-results"),
 ) -> None:
-    """Compiles the programs of PyTorch's own test database for TPUs that are not there. Continues where it ended."""
+    """Compiles the programs of PyTorch's own test database for TPUs; no TPU is needed. Continues where it ended."""
     console = Console()
     programs = output / "programs"
     programs.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Compiles programs for TPUs that are not there, many as one, which takes a third of the time."""
+"""Compiles programs for ahead-of-time targets (no TPU attached), many as one, which takes a third of the time."""
 
 from __future__ import annotations
 

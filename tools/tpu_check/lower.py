@@ -25,9 +25,10 @@ from tools.conformance.modules import ModuleRun
 from tools.conformance.operators import OperatorRun
 from tools.conformance.optimizers import OptimizerRun
 from tools.conformance.outcome import spread
+from torch_tpu import hooks
 from torch_tpu.eager.deferred import deferred_graph, runtime_checks
 from torch_tpu.eager.mode import EagerMode, set_eager_mode
-from torch_tpu.eager.program import launch, plan
+from torch_tpu.eager.program import plan, plan_table, plan_tracing
 from torch_tpu.runtime.fingerprint import bytecode
 
 OPTIMIZER_STEPS = 2
@@ -60,7 +61,7 @@ def run(entry: Entry, *, samples: int, folder: Path) -> dict[str, Any]:
         A `Lowered` as a dict.
     """
     os.environ["TORCH_TPU_PLATFORM"] = "cpu"
-    launch.clear_plans()  # what has a plan is not lowered again
+    hooks.forget_programs()  # what has a plan is not lowered again
     lowered = Lowered()
     with warnings.catch_warnings(action="ignore"), _recording(lowered, folder):
         for call in CALLS[entry.kind](entry, samples):
@@ -75,7 +76,7 @@ def run(entry: Entry, *, samples: int, folder: Path) -> dict[str, Any]:
 def _recording(lowered: Lowered, folder: Path) -> Iterator[None]:
     def make_plan(call: plan.Call) -> plan.Plan:
         try:
-            made = plan.make_plan(call, "tpu")
+            made = plan_tracing.make_plan(call, "tpu")
         except NotImplementedError as error:
             lowered.fallbacks[call.name] = str(error)
         except Exception as error:
@@ -89,14 +90,14 @@ def _recording(lowered: Lowered, folder: Path) -> Iterator[None]:
                 partial = file.with_suffix(f".{os.getpid()}")
                 partial.write_bytes(bytecode(made.module))
                 partial.rename(file)
-        return plan.make_plan(call)
+        return plan_tracing.make_plan(call)
 
     with (
         set_eager_mode(EagerMode.DEFER_AND_FUSE),
         # Otherwise backward would run what another thread has recorded.
         torch.autograd.set_multithreading_enabled(False),
-        mock.patch.object(deferred_graph.Graph, "grown"),
-        mock.patch.object(launch, "make_plan", make_plan),
+        mock.patch.object(deferred_graph.DeferredGraph, "grown"),
+        mock.patch.object(plan_table, "make_plan", make_plan),
     ):
         yield
 
@@ -104,7 +105,7 @@ def _recording(lowered: Lowered, folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _recorded_apart() -> Iterator[None]:
     """What is recorded inside is dropped at the end."""
-    with mock.patch.object(deferred_graph._threads, "graph", deferred_graph.Graph(), create=True):
+    with mock.patch.object(deferred_graph._threads, "graph", deferred_graph.DeferredGraph(), create=True):
         try:
             yield
         finally:
@@ -120,7 +121,7 @@ def digest_of(module: Any) -> str:
 def _works(call: plan.Call) -> bool:
     """Whether XLA:CPU has a program for a call."""
     try:
-        plan.make_plan(call)
+        plan_tracing.make_plan(call)
     except Exception:
         return False
     return True

@@ -109,10 +109,10 @@ def _check_options(options: Mapping[str, Any]) -> None:
         # PyTorch writes "a-b" or "a_b", as Inductor does.
         if name.replace("-", "_") not in known:
             raise ValueError(
-                f"unknown option {name!r} of torch.compile: the backend 'tpu' has 'buckets', and Inductor's are "
-                "named by torch._inductor.list_options()"
+                f"unknown option {name!r} of torch.compile. The backend 'tpu' has one option, 'buckets'; it also "
+                "accepts those of Inductor (torch._inductor.list_options()) and ignores them."
             )
-    warn(f"options of Inductor mean nothing on 'tpu': {', '.join(options)} ignored")
+    warn(f"the backend 'tpu' ignores options of Inductor: {', '.join(options)}")
 
 
 _graphs = itertools.count()

@@ -14,10 +14,11 @@ from rich.table import Table
 from torch._functorch import config as functorch_config
 from torch.utils._pytree import tree_leaves
 
+from torch_tpu import hooks
 from torch_tpu.compile import backend
 from torch_tpu.compile.program import graph_program
-from torch_tpu.eager.program.launch import Unsupported
 from torch_tpu.eager.program.plan import Plan
+from torch_tpu.eager.program.plan_table import Unsupported
 from torch_tpu.runtime.analysis import Analysis
 
 
@@ -49,7 +50,7 @@ class Program:
         return (
             f"{a.argument_bytes:,} bytes of arguments, {a.output_bytes:,} of results ({a.alias_bytes:,} of them in the "
             f"memory of arguments), {a.temporary_bytes:,} temporary; "
-            f"{'cost unknown to the plug-in' if math.isnan(a.flops) else cost}"
+            f"{'the plug-in reports no cost' if math.isnan(a.flops) else cost}"
         )
 
 
@@ -128,7 +129,7 @@ def _columns(program: Program) -> list[tuple[str, str]]:
 
 
 def inspect(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Inspection:
-    """Compiles `fn` anew and calls it once, for real: what it writes is written.
+    """Compiles `fn` again and really calls it once: tensors that it writes are changed.
 
     Where results have gradients, the backward program is made too; no `.grad` is touched.
 
@@ -147,14 +148,14 @@ def inspect(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Inspection:
     # this package, which Dynamo leaves alone.
     scope: dict[str, Any] = {"__name__": "debug", "fn": fn}
     exec(compile("def debug(*args, **kwargs):\n    return fn(*args, **kwargs)", "debug", "exec"), scope)
-    before, graph_program.observer = graph_program.observer, record
+    before, hooks.graph_program_made = hooks.graph_program_made, record
     try:
         # An entry of AOTAutograd's cache has no lines of the script.
         with functorch_config.patch(enable_autograd_cache=False):
             result = torch.compile(scope["debug"], backend=backend.compile_graph)(*args, **kwargs)
             _make_backward(result, [fn, args, kwargs])
     finally:
-        graph_program.observer = before
+        hooks.graph_program_made = before
     return Inspection(tuple(programs), result)
 
 

@@ -79,7 +79,7 @@ _replaced(
 )
 _replaced(
     "accelerator: hooks",
-    "PyTorch's own questions about the accelerator's devices have answers",
+    "PyTorch's C++ code can ask for the accelerator's current device and their number",
     hooks_device_count=properties.device_count,
     hooks_get_current_device=properties.current_device,
     hooks_set_current_device=_set_device_index,
@@ -95,7 +95,7 @@ _replaced(
 
 @optional(
     "accelerator: snapshot",
-    "asking for a snapshot of the device's memory says what there is instead",
+    "torch.accelerator.memory's snapshot raises an error that names what to use instead",
     function("torch.accelerator.memory:_snapshot", "device"),
 )
 def refuse_snapshot(changes: Changes) -> None:

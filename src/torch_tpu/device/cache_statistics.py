@@ -1,10 +1,8 @@
-"""How often a call found its program, under the names that `torch.tpu` has for it in TorchTPU. `metrics` knows more."""
+"""Statistics of the program cache, under TorchTPU's names in `torch.tpu`. `torch_tpu.metrics` has more."""
 
 from __future__ import annotations
 
-import sys
-
-from torch_tpu import metrics
+from torch_tpu import hooks, metrics
 
 
 def _get_cache_hits() -> int:
@@ -27,10 +25,7 @@ def _get_cache_stats() -> dict[str, int]:
 
 def _clear_cache() -> None:
     """Forgets the programs of this process, not those on disk (`torch-tpu cache clear`)."""
-    # Asked of `sys.modules`: a process that never used the device has no programs, and stays without jaxlib.
-    execute = sys.modules.get("torch_tpu.eager.program.launch")
-    if execute is not None:
-        execute.clear_plans()
+    hooks.forget_programs()
 
 
 FUNCTIONS = (_get_cache_hits, _get_cache_misses, _get_cache_requests, _get_cache_stats, _clear_cache)

@@ -1,4 +1,4 @@
-"""Changes to the objects of `torch.compile`: Dynamo, Inductor and what graphs of the device would be refused by.
+"""Changes to objects of `torch.compile` (Dynamo, Inductor) that would refuse graphs of the device.
 
 Each is made after the import of what it changes. A graph of another device takes the path it took before.
 """
@@ -33,7 +33,7 @@ def skip_own_code(changes: Changes) -> None:
 
 @optional(
     "Inductor",
-    "torch.compile without a backend's name, or with 'inductor', takes the device's own",
+    "torch.compile without a backend, or with backend='inductor', uses the backend 'tpu' for tensors of the device",
     function("torch._inductor.compile_fx:compile_fx", "model_", "example_inputs_"),
     after="torch._inductor.compile_fx",
 )
@@ -56,7 +56,7 @@ def compile_own_graphs(changes: Changes) -> None:
 def _lists_devices(function: Any) -> str:
     code = getattr(function, "__code__", None)
     found = isinstance(code, CodeType) and any(isinstance(c, frozenset) and "cuda" in c for c in code.co_consts)
-    return "" if found else "has no list of devices"
+    return "" if found else "has no list of devices in its code"
 
 
 @optional(

@@ -125,7 +125,7 @@ def get_allocator_backend() -> str:
 
 
 def host_memory_stats() -> OrderedDict[str, Any]:
-    """Empty: pinned memory of the host is ordinary memory here, and nobody pools it."""
+    """Empty: pinned host memory is ordinary memory here, and there is no pool of it."""
     return OrderedDict()
 
 
@@ -146,7 +146,7 @@ def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
     get_device_index(device, optional=True)
     from torch_tpu.device import properties
     from torch_tpu.runtime import memory_counts
-    from torch_tpu.runtime.client import client
+    from torch_tpu.runtime.process_client import client
 
     counts = memory_counts.stats()
     free, total = mem_get_info()

@@ -1,4 +1,4 @@
-"""Attention where PyTorch would make strided nested tensors, which the device has not: padded rows and a mask instead.
+"""Attention where PyTorch would make strided nested tensors, which the device lacks: padded rows and a mask instead.
 
 That also fits a TPU better: programs depend on the padded length, not on the length of each row.
 """

@@ -1,4 +1,4 @@
-"""Takes PyTorch's one place for a device that is not its own, and names it `tpu`."""
+"""Claims PrivateUse1, PyTorch's dispatch key for an external device, and names it `tpu`."""
 
 from __future__ import annotations
 

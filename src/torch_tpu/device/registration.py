@@ -18,7 +18,7 @@ def register() -> None:
     """
     if privateuse1.is_taken():
         raise RuntimeError(
-            "PyTorch has room for one device that is not its own, and "
+            "PyTorch has room for one external device (PrivateUse1), and "
             f"{torch._C._get_privateuse1_backend_name()!r} is already registered. Uninstall one of the two packages, "
             "or set TORCH_DEVICE_BACKEND_AUTOLOAD=0 and import the one you want."
         )
@@ -26,20 +26,20 @@ def register() -> None:
 
     # The modules below use PyTorch's private objects when they are imported.
     patch_registry.check_required()
-    from torch_tpu.device import (  # noqa: F401  (declare the others)
-        accelerator,
+    from torch_tpu import hooks
+    from torch_tpu.device import (  # (declare the others)
+        accelerator,  # noqa: F401
         autocast,
         autograd_kernels,
-        compile_patches,
+        compile_patches,  # noqa: F401
         device_index,
         fork,
         generator,
-        libraries,
+        libraries,  # noqa: F401
         nested,
-        stream_guard,
+        stream_guard,  # noqa: F401
         unsupported_tensors,
     )
-    from torch_tpu.eager import hooks
     from torch_tpu.eager.registration import gate
 
     patch_registry.apply_all()

@@ -1,4 +1,4 @@
-"""Kinds of tensors that the device has not: strided nested, sparse and quantized ones. Each use is one clear error.
+"""Kinds of tensors that the device lacks: strided nested, sparse and quantized ones. Each use is one clear error.
 
 PyTorch has dispatch keys for them, where nobody registers kernels for this device. Its own words for that are a page
 long; and where autograd asks for the sizes of a nested tensor, an error ends the process. What makes such tensors of

@@ -90,7 +90,7 @@ def _getitem(original: Callable[..., Any]) -> Callable[..., Any]:
     def __getitem__(self: Any, index: Any) -> Any:
         if isinstance(index, slice) and self.device.type == "tpu":
             # C++ would make a second storage over a part of the fake address range.
-            raise NotImplementedError("A storage on 'tpu' can't be sliced: slice a tensor over it")
+            raise NotImplementedError("A storage on 'tpu' can't be sliced. Slice a tensor that uses it")
         return original(self, index)
 
     return __getitem__

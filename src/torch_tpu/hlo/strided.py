@@ -40,12 +40,14 @@ else:
 Shared = Literal["same", "last", "last changed", "sum"]
 
 
-def overlapping_write() -> RuntimeError:
-    """What a write through a view raises in which two elements share a memory location."""
-    return RuntimeError(
-        "unsupported operation: more than one element of the written-to tensor refers to a single memory "
-        "location. Please clone() the tensor before performing the operation."
-    )
+class SharedElements(NotImplementedError):
+    """A write through a view in which two elements share a memory location: what stays depends on their order."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "elements of a tensor that it writes share memory, so that the result depends on the order in which the "
+            "CPU writes them; clone() the tensor before"
+        )
 
 
 def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
@@ -65,6 +67,18 @@ def is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
             return False
         expected *= size
     return True
+
+
+def shares_elements(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two elements of a view may lie at the same place: surely not where its dimensions nest."""
+    if 0 in sizes:
+        return False
+    reach = 0
+    for stride, size in sorted((st, sz) for st, sz in zip(strides, sizes, strict=True) if sz != 1):
+        if stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
 
 
 def storage_elements(sizes: Sequence[int], strides: Sequence[int], offset: int = 0) -> int:
@@ -159,7 +173,7 @@ class Broadcast:
         return hlo.broadcast_in_dim(x, self.shape, self.dimensions)
 
     def write(self, x: Array, new: Array, starts: Starts) -> Array:
-        raise overlapping_write()
+        raise SharedElements
 
     def write_shared(self, x: Array, new: Array, starts: Starts, how: Shared) -> Array:
         """What `x` becomes where several elements of `new` go to one of its own."""
@@ -216,11 +230,8 @@ class Windows:
         return hlo.reshape(taken, self.sizes)
 
     def write(self, x: Array, new: Array, starts: Starts) -> Array:
-        reach = 0
-        for size, stride in sorted(zip(self.sizes, self.strides, strict=True), key=lambda pair: pair[1]):
-            if stride <= reach:
-                raise overlapping_write()
-            reach += (size - 1) * stride
+        if shares_elements(self.sizes, self.strides):
+            raise SharedElements
         return self._scatter(x, new, starts, lambda old, update: update, unique=True)
 
     def write_shared(self, x: Array, new: Array, starts: Starts, how: Shared) -> Array:
@@ -471,7 +482,7 @@ def write(base: Array, steps: Sequence[Step], starts: Starts, new: Array, shared
         shared: what becomes of an element of the base that several elements of the view show.
 
     Raises:
-        RuntimeError: where there are such and `shared` does not say.
+        SharedElements: where there are such and `shared` does not say.
     """
     operands = [base]
     for step in steps[:-1]:

@@ -87,7 +87,7 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype:
 def complex_of(dtype: torch.dtype) -> torch.dtype:
     """The dtype of complex numbers of two such parts; raises TypeError for float16, of which XLA has none."""
     if dtype not in COMPLEX_OF:
-        raise TypeError("the tpu device does not support torch.complex32: give it parts of torch.float32")
+        raise TypeError("the tpu device does not support torch.complex32. Use torch.complex64.")
     return COMPLEX_OF[dtype]
 
 

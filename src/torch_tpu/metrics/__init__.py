@@ -51,7 +51,7 @@ def snapshot() -> dict[str, Any]:
     return {
         "counters": counters(),
         "recompiles": [_made(m) for m in programs.recompiles()],
-        "graphs": [_graph(g) for g in list(programs.graphs.values())],
+        "graphs": [_graph(g) for g in programs.graphs.entries()],
         "graph_breaks": [asdict(b) | {"count": count} for b, count in programs.breaks.most_common()],
         "syncs": _lines("sync"),
         "flushes": _lines("flush"),

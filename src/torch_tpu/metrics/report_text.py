@@ -51,10 +51,10 @@ def _graphs(graphs: Entries, most: int) -> Iterator[str]:
         if graph["reason"]:
             yield f"      captured again: {graph['reason']}"
         if graph["refused"]:
-            how = "in pieces" if graph["in_pieces"] else "operator by operator"
+            how = "as several programs" if graph["in_pieces"] else "operator by operator"
             yield f"      ran {how} {graph['in_pieces'] or graph['by_operator']:,} times: {graph['refused']}"
         if graph["unpadded"]:
-            yield f"      has a program for each shape: {graph['unpadded']}"
+            yield f"      can't be padded, so it has a program for each shape: {graph['unpadded']}"
         if not graph["is_padded"] and _is_for_shapes(graph["programs"]):
             yield "      its sizes vary: options={'buckets': True} of torch.compile(backend='tpu') makes few programs"
         if graph["layers"]:

@@ -10,11 +10,11 @@ import warnings
 from typing import Any
 
 from torch_tpu.metrics import user_lines
-from torch_tpu.metrics.latest import Latest
 from torch_tpu.metrics.user_lines import Place
+from torch_tpu.recent import Recent
 
 # What Python has shown for lines whose frames are gone, by file; for others it keeps that in their module.
-_shown: Latest[str, dict[Any, Any]] = Latest(1000)
+_shown: Recent[str, dict[Any, Any]] = Recent(1000)
 _MOST_SHOWN = 1000
 
 
@@ -37,7 +37,7 @@ def warn(message: str, category: type[Warning] = UserWarning, place: Place = Non
         )
     elif place is not None:
         file = place[0].co_filename
-        shown = _shown.put(file, _shown.get(file, {}))
+        shown = _shown.find(file) or _shown.keep(file, {})
         if len(shown) > _MOST_SHOWN:
             shown.clear()
         warnings.warn_explicit(message, category, file, user_lines.line_of(place), registry=shown)

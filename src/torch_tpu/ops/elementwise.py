@@ -325,7 +325,7 @@ def logical_not(x: Array) -> Array:
 
 @lower("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
 def where(condition: Array, x: ArrayLike, y: ArrayLike, out: Spec) -> Array:
-    return hlo.select(_truth(condition), hlo.as_array(x, out.dtype), hlo.as_array(y, out.dtype))
+    return hlo.select(condition, hlo.as_array(x, out.dtype), hlo.as_array(y, out.dtype))
 
 
 # --- shared ------------------------------------------------------------------------------------------------------

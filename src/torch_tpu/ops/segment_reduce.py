@@ -63,6 +63,8 @@ def segment_reduce(
     check: Check,
 ) -> Array:
     counts = _lengths(lengths, offsets)
+    if counts.dtype not in (torch.int32, torch.int64):
+        raise RuntimeError(f"segment_reduce() takes lengths and offsets of int32 or int64, not of {counts.dtype}")
     size = data.shape[counts.ndim - 1]
     if not unsafe:
         total = structured.reduce_sum(hlo.convert(counts, torch.int64), [counts.ndim - 1])

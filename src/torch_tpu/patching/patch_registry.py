@@ -92,7 +92,7 @@ class Patch:
         return next(filter(None, (need.problem() for need in self.needs)), "")
 
     def explain(self, problem: str) -> str:
-        """The problem in words, with the versions."""
+        """The problem as a sentence that names the versions."""
         package = self.package
         return (
             f"the patch '{self.name}' does not fit {package} {versions.found(package)}: {problem} "
@@ -122,7 +122,7 @@ class Patch:
                 return True
         self.state, self.reason = State.OFF, self.explain(problem)
         if self.required:
-            raise PatchError(f"{self.reason} It is required: {self.feature}.")
+            raise PatchError(f"{self.reason} The device needs it: {self.feature}.")
         if not self._told:
             self._told = True
             _unsaid.append(self)
@@ -191,7 +191,7 @@ def check_required() -> None:
         problem = patch.problem() if patch.required else ""
         if problem:
             patch.state, patch.reason = State.OFF, patch.explain(problem)
-            raise PatchError(f"{patch.reason} It is required: {patch.feature}.")
+            raise PatchError(f"{patch.reason} The device needs it: {patch.feature}.")
 
 
 def apply_all() -> None:
@@ -228,7 +228,7 @@ def demand(patch_name: str) -> None:
     """Raises RuntimeError where a patch that a feature can't do without is off."""
     for patch in patches:
         if patch.name == patch_name and patch.state is State.OFF:
-            raise RuntimeError(f"On 'tpu' it is off that {patch.feature}: {patch.reason}")
+            raise RuntimeError(f"This feature is off on 'tpu': {patch.feature}. Reason: {patch.reason}")
 
 
 def _say_what_is_off() -> None:
@@ -236,5 +236,5 @@ def _say_what_is_off() -> None:
         patch = _unsaid.pop(0)
         place = user_lines.here(2)
         file = place[0].co_filename if place else "<unknown>"
-        message = f"{patch.reason[0].upper()}{patch.reason[1:]} Off: {patch.feature}."
+        message = f"{patch.reason[0].upper()}{patch.reason[1:]} This feature is off: {patch.feature}."
         warnings.warn_explicit(message, UserWarning, file, user_lines.line_of(place))

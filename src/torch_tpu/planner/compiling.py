@@ -69,7 +69,7 @@ def _answer(program: Program) -> Answer:
 
 
 def refusal(message: str) -> Refusal:
-    """What an error of the compiler says."""
+    """The reason in an error of the compiler."""
     used = next(filter(None, (words.search(message) for words in _USED)), None)
     if used is None:
         return Refusal(message.strip().splitlines()[0][:500])

@@ -88,7 +88,7 @@ class Read:
 
 
 def read(text: str, machine: Machine) -> Read:
-    """What the text of a module says; nothing where it is empty."""
+    """The operations in the text of a module; none if it is empty."""
     computations, entry = _computations(text)
     begin = text.find(_ENTRY_LAYOUT) + len(_ENTRY_LAYOUT)
     given, _, returned = text[begin : _closing(text, begin)].partition(")->") if computations else ("", "", "")

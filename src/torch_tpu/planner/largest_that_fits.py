@@ -25,10 +25,10 @@ def parse(text: str) -> Range:
     name, _, numbers = text.partition("=")
     parts = numbers.split(":")
     if not name.isidentifier() or len(parts) not in (2, 3) or not all(p.isdigit() for p in parts):
-        raise ValueError(f"{text!r} is no range: write it as batch=1:512, or batch=8:512:8 for every eighth number")
+        raise ValueError(f"{text!r} is not a range. Write batch=1:512, or batch=8:512:8 for every eighth number.")
     found = Range(name, *(int(p) for p in parts))
     if not 0 < found.least <= found.most or not found.step:
-        raise ValueError(f"{text!r} has no numbers in it")
+        raise ValueError(f"{text!r} is an empty range. Write the smallest number first, at least 1.")
     return found
 
 
@@ -41,7 +41,8 @@ def substitute(arguments: list[str], name: str, number: int) -> list[str]:
     place = f"{{{name}}}"
     if not any(place in a for a in arguments):
         raise ValueError(
-            f"no argument of the script contains {place}, so nothing would change: write e.g. --batch {place}"
+            f"No argument of the script contains {place}, so every plan would be the same. Write it where the number "
+            f"belongs, for example --batch {place}."
         )
     return [a.replace(place, str(number)) for a in arguments]
 

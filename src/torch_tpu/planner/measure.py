@@ -1,4 +1,4 @@
-"""From what a script would do and what the compiler says of its programs to the figures of a plan."""
+"""Computes the figures of a plan from the record of a script and the compiler's answers about its programs."""
 
 from __future__ import annotations
 

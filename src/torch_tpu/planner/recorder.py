@@ -1,4 +1,4 @@
-"""What a script would do on the device: programs, the values they make, how long each lives, and what it is.
+"""Records what a script would do on the device: programs, the values they make, how long each lives, and its role.
 
 Time is counted in programs: a value is born with the program that makes it (or before the next one, where the host
 wrote it) and dies before a later one. A placeholder lives exactly as long as the buffer it stands for would.
@@ -61,7 +61,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Read:
-    """The host asks for a value, after so many programs."""
+    """The host reads a value, after so many programs."""
 
     after: int
     place: str

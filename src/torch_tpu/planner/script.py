@@ -29,7 +29,7 @@ from torch_tpu.patching.changes import Changes
 from torch_tpu.patching.needs import function
 from torch_tpu.patching.patch_registry import Moment, optional
 from torch_tpu.planner.recorder import PARAMETER, Record
-from torch_tpu.runtime.client import client
+from torch_tpu.runtime.process_client import client
 from torch_tpu.runtime.topology import TopologyClient
 
 DEFAULT_STEPS = 3
@@ -49,7 +49,7 @@ def left(module, arguments, result):
 
 @optional(
     "plan: steps",
-    "a plan finds the steps of a script by its optimizers and modules",
+    "`torch-tpu plan` finds the steps of a script by its optimizers and modules",
     function("torch.optim.optimizer:register_optimizer_step_pre_hook", "hook"),
     function("torch.optim.optimizer:register_optimizer_step_post_hook", "hook"),
     function("torch.nn.modules.module:register_module_forward_pre_hook", "hook"),
@@ -67,7 +67,7 @@ def watch_steps(changes: Changes, stepping: Any, stepped: Any, entered: Any, lef
 
 @optional(
     "plan: modules",
-    "a plan knows a script's weights",
+    "`torch-tpu plan` knows which tensors are a script's weights",
     function("torch.nn.modules.module:register_module_parameter_registration_hook", "hook"),
     function("torch.nn.modules.module:register_module_buffer_registration_hook", "hook"),
     moment=Moment.CALL,
@@ -266,7 +266,7 @@ def _observed(run: Callable[[], Any], enough: int) -> tuple[Record, Window]:
 
 @optional(
     "plan: checkpoints",
-    "a plan does not write checkpoints, which would hold stand-ins in the place of a trained model's weights",
+    "`torch-tpu plan` does not write checkpoints: they would hold placeholder values instead of trained weights",
     function("torch:save", "obj", "f"),
     moment=Moment.CALL,
 )
@@ -277,7 +277,8 @@ def write_no_stand_ins(changes: Changes, record: Record) -> None:
         def save(values: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
             if not record.runs or not isinstance(file, (str, os.PathLike)):
                 return original(values, file, *args, **kwargs)
-            print(f"a plan does not write {os.fspath(file)}: it has stand-ins for the values", file=sys.stderr)
+            why = "its tensors have placeholder values"
+            print(f"torch-tpu plan does not write {os.fspath(file)}: {why}", file=sys.stderr)
             return None
 
         return save
@@ -311,7 +312,7 @@ def _observing(record: Record) -> Iterator[None]:
     chosen = client()
     if not isinstance(chosen, TopologyClient):
         raise RuntimeError(
-            "a plan needs a TPU that is not there, and the device has been started on another platform "
+            "A plan needs a TPU topology, but the device has already been started on another platform "
             f"({chosen.platform_name}). Call torch_tpu.plan before anything uses the device, or set "
             f"TORCH_TPU_PLATFORM (now {os.environ.get('TORCH_TPU_PLATFORM', 'auto')!r}) to the target."
         )

@@ -8,13 +8,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import gc
 import math
 import operator
 import os
 import re
-import sys
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torch_tpu import metrics
+from torch_tpu import hooks, metrics
 from torch_tpu.runtime import (
     analysis,
     compat,
@@ -54,9 +51,6 @@ _LACKS_OPTION = re.compile(r"No such compile option: '(\w+)'|While setting optio
 _runs: deque[Any] = deque()
 # An older run has ended, or is waited for.
 MOST_RUNS = 256
-
-# Called when so many programs are loaded that more could crash the process: drops those that are kept for later.
-forget_programs: Callable[[], None] | None = None
 
 
 class NoContents(RuntimeError):
@@ -130,7 +124,7 @@ class Executable:
         return results
 
     def analysis(self) -> analysis.Analysis:
-        """What the compiler says of it; how long compiling took is not known here."""
+        """The compiler's analysis; the time to compile is not known here."""
         return analysis.analyse(self.loaded, "", math.nan)
 
 
@@ -261,9 +255,9 @@ class Client:
         return fingerprint.of_program(self.fingerprint, module, options.items())
 
     def _executable(self, key: str, module: Any, options: Options, results: list[Aval]) -> Executable:
-        if self.runs_on_cpu and forget_programs is not None and self._mappings.is_near_limit():
+        if self.runs_on_cpu and self._mappings.is_near_limit():
             metrics.count("programs_forgotten")
-            forget_programs()
+            hooks.forget_programs()
         loaded = self._load_or_compile(key, module, options)
         handlers = [compat.result_handler(aval, self._sharding) for aval in results]
         return Executable(loaded, handlers, sum(aval.size * aval.dtype.itemsize for aval in results))
@@ -400,50 +394,7 @@ def load_plugin(name: str, path: Path | None) -> None:
         compat.xla.initialize_pjrt_plugin(name)
 
 
-def _start(chosen: platform.Platform) -> Client:
-    if not getattr(sys, "_is_gil_enabled", lambda: True)():
-        # Counting references to a value, and storing it for every thread to see, both need the interpreter's lock.
-        raise RuntimeError(
-            "the tpu device does not run on a free-threaded interpreter without the global lock: start Python with "
-            "PYTHON_GIL=1 (or -X gil=1), or use an ordinary build of Python"
-        )
-    compat.check_methods()
-    try:
-        if chosen.topology is not None:
-            from torch_tpu.runtime.topology import TopologyClient
-
-            return TopologyClient(chosen)
-        started = Client(chosen)
-        gc.callbacks.append(compat.free_garbage)
-        return started
-    except client_errors() as error:
-        said = str(error).splitlines()[0].rstrip(".")
-        raise RuntimeError(
-            f"the tpu device could not be started: the PJRT platform {chosen.name!r} ({chosen.reason}) said: {said}. "
-            "`torch-tpu doctor` shows what was found; TORCH_TPU_PLATFORM=cpu runs on XLA:CPU instead."
-        ) from error
-
-
-_client: Client | None = None
-_lock = threading.Lock()
-
-
-def client() -> Client:
-    """The client of this process, made at the first call on the platform that `TORCH_TPU_PLATFORM` names."""
-    global _client
-    if _client is None:
-        with _lock:
-            if _client is None:
-                _client = _start(platform.choose(os.environ))
-    return _client
-
-
 def client_errors() -> type[Exception]:
     """What the client raises when compiling or running fails."""
     error: type[Exception] = compat.xla.JaxRuntimeError
     return error
-
-
-def is_initialised() -> bool:
-    """Whether the client exists; a process that forks after this point can't use the device in the child."""
-    return _client is not None

@@ -1,4 +1,4 @@
-"""How near this process is to the number of memory mappings that Linux allows it.
+"""How close this process is to Linux's limit on memory mappings.
 
 XLA:CPU maps memory three times and more for each loaded program, and a process that runs out of mappings crashes.
 """

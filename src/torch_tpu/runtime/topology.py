@@ -1,11 +1,12 @@
-"""The client of TPUs that are not there: libtpu's compiler compiles for them, and nothing runs.
+"""The client of ahead-of-time targets (no TPU attached): libtpu compiles programs for a topology, and nothing runs.
 
-Buffers have shapes and no contents. Asking for contents is an error, unless an observer gives stand-ins for them.
+Buffers have shapes and no contents. Asking for contents is an error, unless an observer gives placeholder values.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import time
 import zlib
@@ -14,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
 from torch_tpu import metrics
@@ -75,7 +75,7 @@ class Program(Executable):
         return made
 
     def analysis(self) -> Analysis:
-        """What the compiler says of it; compiles it at the first call.
+        """The compiler's analysis; compiles the program at the first call.
 
         Raises:
             client_errors(): where the compiler refuses it, such as for want of memory.
@@ -86,7 +86,7 @@ class Program(Executable):
 
 
 class Observer(Protocol):
-    """What is told of everything that would happen on the device."""
+    """Is told of everything that would happen on the device."""
 
     def put(self, buffer: Placeholder) -> None:
         """A buffer that the host has written."""
@@ -95,7 +95,7 @@ class Observer(Protocol):
         """A program that would have run."""
 
     def read(self, buffer: Buffer) -> npt.NDArray[Any]:
-        """The stand-in for the contents of a buffer that the host asks for."""
+        """Placeholder values for a buffer that the host reads."""
 
 
 class TopologyClient(Client):
@@ -135,21 +135,21 @@ class TopologyClient(Client):
         return buffer
 
     def get(self, buffer: Buffer) -> npt.NDArray[Any]:
-        """The stand-in for the contents of `buffer`.
+        """Placeholder values for the contents of `buffer`.
 
         Raises:
             NoContents: where there is none.
         """
         if self.observer is None:
             raise NoContents(
-                f"TORCH_TPU_PLATFORM={self.topology} compiles for TPUs that are not there, so tensors have no contents "
-                "to read. `torch-tpu plan` runs a script with stand-ins for what it reads; "
-                "TORCH_TPU_PLATFORM=cpu runs it for real, on XLA:CPU."
+                f"TORCH_TPU_PLATFORM={self.topology} is an ahead-of-time target (no TPU attached), so tensors have no "
+                "values to read. `torch-tpu plan` runs a script with placeholder values; "
+                "TORCH_TPU_PLATFORM=cpu runs it with real ones, on XLA:CPU."
             )
         return self.observer.read(buffer)
 
     def get_bool(self, buffer: Buffer) -> bool:
-        """Conditions hold: nobody can know better."""
+        """Run-time checks are taken to hold: there are no values to look at."""
         return True
 
     def largest_live(self, count: int) -> list[str]:
@@ -219,24 +219,36 @@ def open_topology(name: str, library: Path | None) -> Sequence[Any]:
 
 @dataclass(frozen=True)
 class Accepted:
-    """A topology that libtpu compiles for: `devices` PJRT devices on `chips` chips."""
+    """A topology that libtpu compiles for: `devices` PJRT devices on `chips` chips.
+
+    `rented` says whether Google Cloud rents such a slice out.
+    """
 
     name: str
     generation: Generation
     chips: int
     devices: int
+    rented: bool
 
 
-def accepted(library: Path, most_chips: int = 1024) -> Iterator[Accepted]:
-    """The topologies libtpu accepts, of those with sides that are powers of two, smallest first."""
+def accepted(library: Path, every: bool = False, most_chips: int = 1024) -> Iterator[Accepted]:
+    """The topologies libtpu accepts, by generation, smallest first.
+
+    Args:
+        every: also those that nobody rents out, of up to `most_chips` chips with sides that are powers of two.
+    """
     for prefix, generation in BY_TOPOLOGY.items():
-        for sides in _shapes(generation.dimensions, most_chips):
-            name = f"{prefix}:{'x'.join(map(str, sides))}"
+        shapes = set(generation.slices)
+        if every:
+            shapes |= {"x".join(map(str, sides)) for sides in _shapes(generation.dimensions, most_chips)}
+        sides_of = {shape: tuple(map(int, shape.split("x"))) for shape in shapes}
+        for shape in sorted(shapes, key=lambda shape: (math.prod(sides_of[shape]), sides_of[shape])):
             try:
-                devices = open_topology(name, library)
+                devices = open_topology(f"{prefix}:{shape}", library)
             except client_errors():
                 continue
-            yield Accepted(name, generation, int(np.prod(sides)), len(devices))
+            chips = math.prod(sides_of[shape])
+            yield Accepted(f"{prefix}:{shape}", generation, chips, len(devices), shape in generation.slices)
 
 
 def _shapes(dimensions: int, most_chips: int) -> list[tuple[int, ...]]:
@@ -244,6 +256,5 @@ def _shapes(dimensions: int, most_chips: int) -> list[tuple[int, ...]]:
     powers = [1 << k for k in range(most_chips.bit_length())]
     shapes: list[tuple[int, ...]] = [()]
     for _ in range(dimensions):
-        shapes = [(*shape, side) for shape in shapes for side in powers if int(np.prod((*shape, side))) <= most_chips]
-    ordered = [s for s in shapes if s == tuple(sorted(s)) or (len(s) == 3 and s[2] == 1 and s[0] <= s[1])]
-    return sorted(ordered, key=lambda shape: (int(np.prod(shape)), shape))
+        shapes = [(*shape, side) for shape in shapes for side in powers if math.prod((*shape, side)) <= most_chips]
+    return [s for s in shapes if s == tuple(sorted(s)) or (len(s) == 3 and s[2] == 1 and s[0] <= s[1])]

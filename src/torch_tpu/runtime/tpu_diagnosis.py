@@ -15,9 +15,9 @@ PROCESSES = Path("/proc")
 _CAUSES: tuple[tuple[str, str], ...] = (
     (
         r"already in use|lockfile|resource busy",
-        "another process holds the TPU, and a TPU serves one process at a time: end that process, or give each its own "
-        "chips with TPU_VISIBLE_CHIPS (and TPU_PROCESS_BOUNDS, TPU_CHIPS_PER_PROCESS_BOUNDS). Where none is left, "
-        "`sudo rm /tmp/libtpu_lockfile` removes what a killed one left.",
+        "another process holds the TPU, and a TPU serves one process at a time. End that process, or give each its own "
+        "chips with TPU_VISIBLE_CHIPS (and TPU_PROCESS_BOUNDS, TPU_CHIPS_PER_PROCESS_BOUNDS). If there is no such "
+        "process, a killed one has left its lock file: `sudo rm /tmp/libtpu_lockfile`.",
     ),
     (
         r"permission denied|operation not permitted|EACCES|EPERM",
@@ -26,7 +26,7 @@ _CAUSES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"GetPjrtApi not found|file too short|invalid ELF|wrong ELF class|cannot open shared object",
-        "the library named is no PJRT plugin for this machine: correct TORCH_TPU_PLATFORM or TPU_LIBRARY_PATH, or "
+        "the library is not a PJRT plugin for this machine: correct TORCH_TPU_PLATFORM or TPU_LIBRARY_PATH, or "
         "`pip install --force-reinstall libtpu`.",
     ),
     (

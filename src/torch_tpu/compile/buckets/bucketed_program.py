@@ -10,6 +10,8 @@ import sympy
 import torch
 from torch.fx import GraphModule, Node
 
+from torch_tpu import hooks
+from torch_tpu.compile.buckets import rules
 from torch_tpu.compile.buckets.padded_layout import Layout, Unsound, extent, is_padded, size_of
 from torch_tpu.compile.buckets.padded_random import Draw
 from torch_tpu.compile.buckets.padded_tracer import PaddedTracer, layout_of
@@ -17,14 +19,14 @@ from torch_tpu.compile.buckets.padded_values import Factors, Padded, lengthened,
 from torch_tpu.compile.buckets.policy import Policy
 from torch_tpu.compile.buckets.symbolic_sizes import Number, Sizes, Symbols, evaluated
 from torch_tpu.compile.program import graph_program as exact
-from torch_tpu.eager import hooks
+from torch_tpu.eager.dispatch.launch import launch
 from torch_tpu.eager.dispatch.operator import checks_bounds
-from torch_tpu.eager.program import launch
-from torch_tpu.eager.program.call_signature import CallSignature, computes_wide, placeholders
+from torch_tpu.eager.program import plan_table
+from torch_tpu.eager.program.call_signature import CallSignature, Changed, computes_wide, placeholders
 from torch_tpu.eager.program.plan import Call, Plan
-from torch_tpu.eager.recent import Recent
 from torch_tpu.metrics import programs
 from torch_tpu.ops.tracing.tracer import Data, Tracer
+from torch_tpu.recent import Recent
 
 Values = dict[sympy.Symbol, int]
 
@@ -70,7 +72,7 @@ class BucketedProgram:
         self._outputs: Sequence[Any] = graph.graph.output_node().args[0]  # type: ignore[assignment]
         self._symbols = Symbols(graph)
         # As long as a plan is known what was traced with it is, because this table forgets later.
-        self._traced = Recent(2 * launch.MOST_PLANS)
+        self._traced: Recent[Any, Traced] = Recent(2 * plan_table.MOST_PLANS)
         self._refused = self._refusal()
         self.argument_names = [
             *(f"constant_{i + 1}" for i in range(len(self.exact.constants))),
@@ -143,17 +145,18 @@ class BucketedProgram:
         for number in numbers:
             sig.argument(number, True)
         key = sig.finish()
-        plan = launch.known_plan(key, sig)
+        plan = plan_table.known_plan(key, sig)
         if plan is None:
-            plan = launch.find_plan(key, sig, lambda: self._call(sig, given, numbers, places, padded, fixed, key))
+            plan = plan_table.find_plan(key, sig, lambda: self._call(sig, given, numbers, places, padded, fixed, key))
         if not isinstance(plan, Plan):
             self._refused = plan.reason.partition("\n")[0]
             return None
         try:
-            computed = launch.submit(plan, sig)
-        except launch.Changed:
+            computed = launch(plan, sig.values, sig.data, sig)
+        except Changed:
             return self._run(args, true, padded, fixed)
-        traced: Traced = self._traced.find(key)
+        traced = self._traced.find(key)
+        assert traced is not None
         if traced.draws:
             # The program knows only how much it draws in terms of true sizes.
             hooks.take_random(None, sum((evaluated(n, true) * words + 3) // 4 * 4 for n, words in traced.draws))
@@ -237,7 +240,7 @@ class BucketedProgram:
             elif layout is not None:
                 value.places = layout
             inputs.append(value)
-        interpreter = PaddedTracer(tracer, self.graph, Sizes(padded, true, fixed))
+        interpreter = PaddedTracer(tracer, self.graph, Sizes(padded, true, fixed), rules.find)
         returned = iter(interpreter.run(*inputs))
         results: list[Any] = []
         found: list[Layout | None] = []
@@ -247,7 +250,7 @@ class BucketedProgram:
                 continue
             seen.add(node)
             if isinstance(value, Data):
-                raise Unsound("a number that the program computes leaves it")
+                raise Unsound("the graph returns a Python number that the program computes")
             results.append(value)
             found.append(layout_of(value) if isinstance(value, torch.Tensor) else None)
         return results, Traced(tuple(found), tuple(interpreter.draws))

@@ -122,7 +122,7 @@ def broadcast(layouts: Sequence[Layout]) -> Layout:
             if dim == (1,) or result[d] == dim:
                 continue
             if result[d] != (1,):
-                raise Unsound(f"elements of {describe(layout)} beside those of {describe(tuple(result))}")
+                raise Unsound(f"operands with layouts {describe(layout)} and {describe(tuple(result))}")
             result[d] = dim
     return tuple(result)
 

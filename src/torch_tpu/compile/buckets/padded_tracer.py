@@ -41,9 +41,16 @@ class PaddedTracer(GraphTracer):
     Padding may hold anything, NaN too, so it is replaced (`filled`) where an operator would mix it with true elements.
     """
 
-    def __init__(self, tracer: Tracer, graph: GraphModule, sizes: Sizes) -> None:
+    def __init__(
+        self, tracer: Tracer, graph: GraphModule, sizes: Sizes, rule_of: Callable[[Any], Callable[..., Any] | None]
+    ) -> None:
+        """
+        Args:
+            rule_of: the rule of an operator (`rules.find`), None where there is none.
+        """
         super().__init__(tracer, graph)
         self.sizes = sizes
+        self._rule_of = rule_of
         self._masks: dict[Dim, Array] = {}
         self._rng: PaddedRng | None = None
         state = tracer.rng
@@ -74,9 +81,7 @@ class PaddedTracer(GraphTracer):
         if not symbolic and not any(isinstance(v, Number) or is_padded_tensor(v) for v in given):
             return super().run_node(n)
         self.at = n
-        from torch_tpu.compile.buckets import rules
-
-        rule = rules.find(n.target)
+        rule = self._rule_of(n.target)
         if rule is None:
             raise Unsound(f"{n.target} of a padded size")
         target: Any = n.target
@@ -256,7 +261,7 @@ def replaced(layout: Layout, dim: int, by: Dim) -> Layout:
 
 def _single(dim: Dim) -> None:
     if len(dim) > 1 and is_padded(dim):
-        raise Unsound(f"places of a merged dimension {layouts.describe((dim,))}")
+        raise Unsound(f"positions in a merged dimension {layouts.describe((dim,))}")
 
 
 def is_padded_tensor(value: Any) -> bool:

@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from torch_tpu.compile.buckets.padded_layout import Layout
-from torch_tpu.eager.recent import Recent
 from torch_tpu.hlo.strided import contiguous_strides, is_dense
-from torch_tpu.runtime.client import Buffer, client
+from torch_tpu.recent import Recent
+from torch_tpu.runtime.client import Buffer
+from torch_tpu.runtime.process_client import client
 from torch_tpu.tensor.storage import Content, Geometry, Value, geometry, new_tensor, value_of
 from torch_tpu.tensor.transfer import from_host, host_view
 

@@ -127,7 +127,7 @@ class Sizes:
 
     def _evaluate(self, e: Extent) -> int:
         if not is_static(e) and not e.free_symbols <= self._padded.keys():
-            raise Unsound(f"the size {e}, which only data knows")
+            raise Unsound(f"the size {e}, which depends on data")
         return int(evaluated(e, self._padded))
 
     def _compute(self, e: Any) -> Array:
@@ -138,7 +138,7 @@ class Sizes:
             return hlo.constant(float(e), torch.float64)
         if e.is_Symbol:
             if e not in self._true:
-                raise Unsound(f"the number {e}, which only data knows")
+                raise Unsound(f"the number {e}, which depends on data")
             return self._true[e]
         arguments = [self.true(a) for a in e.args]
         if e.is_Pow and e.args[1].is_Integer and e.args[1] >= 0:

@@ -35,7 +35,7 @@ from torch_tpu.compile.program.stored_graph import NAMESPACES, Unstorable
 from torch_tpu.metrics import programs
 from torch_tpu.metrics.user_warnings import warn
 from torch_tpu.runtime import fingerprint, private_folder
-from torch_tpu.runtime.client import client
+from torch_tpu.runtime.process_client import client
 
 BACKWARD = ", backward"
 
@@ -174,9 +174,9 @@ def _is_private() -> bool:
         if whole not in _warned and len(_warned) < _MOST_WARNED:
             _warned.add(whole)
             warn(
-                f"torch_tpu does not use AOTAutograd's cache in {whole}, and captures graphs anew: {error}, and what "
-                f"somebody else wrote there would run as code. `{error.remedy}` makes it usable, if you trust what is "
-                "there; TORCHINDUCTOR_CACHE_DIR names another folder."
+                f"torch_tpu does not use AOTAutograd's cache in {whole} and captures every graph again: {error}. Files "
+                "that somebody else wrote there would run as code. If you trust what is there, "
+                f"`{error.remedy}` makes it usable. TORCHINDUCTOR_CACHE_DIR chooses another folder."
             )
         return False
     except OSError:

@@ -86,7 +86,7 @@ def differentiate(graph: GraphModule, part: Part) -> Region:
         assert isinstance(joint, GraphModule)
         targets = [n.target for n in joint.graph.nodes]
         if any(isinstance(t, torch._ops.OpOverload) and t.namespace not in ("aten", "prims") for t in targets):
-            raise LeftAlone("operators of others may have to run between programs")
+            raise LeftAlone("custom operators may have to run between programs")
         outputs = len(part.outputs)
         if not needs_gradients:
             return Region(joint, outputs, written)
@@ -105,7 +105,7 @@ def differentiate(graph: GraphModule, part: Part) -> Region:
             kept.append(value)
             saved.append(~(len(kept) - 1))
     if not set(written).isdisjoint(saved):
-        raise LeftAlone("backward needs what forward overwrites")
+        raise LeftAlone("backward needs a value that forward overwrites")
     _return(forward, kept)
     gradients = returned(backward)
     places = tuple(i for i, g in enumerate(gradients) if g is not None)

@@ -22,7 +22,7 @@ from torch_tpu.compile.program.extracted_graph import Piece, attribute, owner
 from torch_tpu.compile.program.graph_program import GraphProgram, Stored, facts_of
 from torch_tpu.compile.program.node_value import kind
 from torch_tpu.metrics import programs
-from torch_tpu.runtime.client import client
+from torch_tpu.runtime.process_client import client
 
 Run = Callable[..., Sequence[Any]]
 

@@ -9,8 +9,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
-from torch_tpu.runtime.client import client
 from torch_tpu.runtime.generations import BY_NAME, GIGA
+from torch_tpu.runtime.process_client import client
 
 # What two cores of a server do at best in float32: operations and bytes per second.
 HOST = (100 * GIGA, 20 * GIGA)

@@ -6,7 +6,6 @@ import functools
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,18 +16,17 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-from torch_tpu import metrics
+from torch_tpu import hooks, metrics
 from torch_tpu.compile.program import stored_graph
 from torch_tpu.compile.program.call_cache import Recall
 from torch_tpu.compile.program.graph_cut import Cut, is_worth_it
 from torch_tpu.compile.program.host_io import Border
 from torch_tpu.compile.program.node_value import kind
-from torch_tpu.eager import hooks
+from torch_tpu.eager.dispatch.launch import launch
 from torch_tpu.eager.dispatch.operator import checks_bounds
-from torch_tpu.eager.program import launch
-from torch_tpu.eager.program.call_signature import CallSignature, computes_wide, placeholders
+from torch_tpu.eager.program import plan_table
+from torch_tpu.eager.program.call_signature import CallSignature, Changed, computes_wide, placeholders
 from torch_tpu.eager.program.plan import Call, Plan
-from torch_tpu.eager.recent import Recent
 from torch_tpu.hlo import module
 from torch_tpu.metrics import programs
 from torch_tpu.ops.core import derived
@@ -36,11 +34,9 @@ from torch_tpu.ops.core.schema import bind, signature
 from torch_tpu.ops.tracing import uninitialised
 from torch_tpu.ops.tracing.subgraph import GraphTracer, constants, tensor
 from torch_tpu.ops.tracing.tracer import Data, Tracer, Unknown
-from torch_tpu.runtime.client import client
+from torch_tpu.recent import Recent
+from torch_tpu.runtime.process_client import client
 from torch_tpu.tensor.storage import value_of
-
-# Called with each program that a graph gets.
-observer: Callable[[GraphProgram, Plan | launch.Unsupported], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -135,7 +131,7 @@ class GraphProgram:
         self._is_backward = is_backward
         self._recall: Recall | None = None
         # Where tracing failed, of each signature that no program can express; forgotten later than what is known of it.
-        self._stuck = Recent(2 * launch.MOST_PLANS)
+        self._stuck: Recent[Any, tuple[Node | None]] = Recent(2 * plan_table.MOST_PLANS)
         self._cuts: dict[Node, Cut] = {}
         self._at: Node | None = None
         self.argument_names = [f"constant_{i + 1}" for i in range(len(self.constants))] + list(self._facts.inputs)
@@ -183,12 +179,12 @@ class GraphProgram:
         for i, value in enumerate(everything):
             sig.argument(int(value) if isinstance(value, torch.SymInt) else value, i - first in self._facts.numbers)
         key = sig.finish()
-        plan = launch.known_plan(key, sig)
+        plan = plan_table.known_plan(key, sig)
         if plan is None:
-            plan = launch.find_plan(key, sig, lambda: self._call(sig, everything))
-            if observer is not None:
-                observer(self, plan)
-        if isinstance(plan, launch.Unsupported):
+            plan = plan_table.find_plan(key, sig, lambda: self._call(sig, everything))
+            if hooks.graph_program_made is not None:
+                hooks.graph_program_made(self, plan)
+        if isinstance(plan, plan_table.Unsupported):
             (at,) = self._stuck.find(key) or self._stuck.keep(key, (self._at,))
             return self._around(at, plan.reason, args)
         if self._facts.has_fixed_shapes and len(sig.tensors) == len(everything):
@@ -197,8 +193,8 @@ class GraphProgram:
 
     def _run(self, plan: Plan, sig: CallSignature, args: tuple[Any, ...]) -> Any:
         try:
-            returned, numbers = launch.submit(plan, sig)
-        except launch.Changed:
+            returned, numbers = launch(plan, sig.values, sig.data, sig)
+        except Changed:
             self._recall = None
             return self(*args)
         for i in numbers:

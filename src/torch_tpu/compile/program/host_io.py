@@ -57,7 +57,7 @@ def _refused(node: Node) -> str:
     if node.op != "call_function" or not kind(node).is_on_host:
         return ""
     if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-        return f"{node.target} draws from the host's generator"
+        return f"{node.target} draws from the CPU's random generator"
     if node.target is torch.ops.aten.copy_.default and node.args[0].op == "placeholder":  # type: ignore[union-attr]
-        return "a tensor on the host is written"
+        return "the graph writes to a CPU tensor"
     return ""

@@ -16,25 +16,27 @@ import contextlib
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from weakref import ref
 
 import torch
 
-from torch_tpu import metrics
-from torch_tpu.eager import hooks, mode
+from torch_tpu import hooks, metrics
+from torch_tpu.eager import mode
 from torch_tpu.eager.deferred import runtime_checks, segment
 from torch_tpu.eager.deferred.runtime_checks import Condition, Write, owner
 from torch_tpu.eager.host import compile_refused
-from torch_tpu.eager.program.plan import Plan
+from torch_tpu.eager.program import plan_table
+from torch_tpu.eager.program.plan import Plan, ScalarArguments
 from torch_tpu.hlo.strided import contiguous_strides
 from torch_tpu.metrics import user_lines
 from torch_tpu.metrics.user_lines import Place
 from torch_tpu.patching.changes import Changes
 from torch_tpu.patching.needs import function
 from torch_tpu.patching.patch_registry import Moment, optional
-from torch_tpu.runtime.client import Buffer, client, client_errors, launch
+from torch_tpu.runtime.client import Buffer, client_errors, launch
+from torch_tpu.runtime.process_client import client
 from torch_tpu.tensor.errors import translate
 from torch_tpu.tensor.storage import UNSHARED, Content, Geometry, Taken, Value, geometry, references
 
@@ -57,8 +59,8 @@ class Pending(Content):
     __slots__ = ("computed", "graph", "slot")
     computed: Value
 
-    def __init__(self, graph: Graph, slot: int, geometry: Geometry) -> None:
-        self.graph: Graph | Failed | None = graph
+    def __init__(self, graph: DeferredGraph, slot: int, geometry: Geometry) -> None:
+        self.graph: DeferredGraph | Failed | None = graph
         self.slot = slot
         self.geometry = geometry
 
@@ -110,10 +112,10 @@ def _forward_place(found: Place) -> Place:
 
 # A plan; where each of its values comes from, entry n of `inputs` or ~n for slot n; the numbers it takes; the slot of
 # its first result; the user's code that called it.
-Recorded = tuple[Plan, list[int], segment.Numbers, int, Place]
+Recorded = tuple[Plan, list[int], ScalarArguments, int, Place]
 
 
-class Graph:
+class DeferredGraph:
     """What one thread has recorded.
 
     Attributes:
@@ -141,7 +143,7 @@ class Graph:
         _graphs.add(self)
 
     def record(
-        self, plan: Plan, values: Sequence[Content], numbers: segment.Numbers, write: Write | None = None
+        self, plan: Plan, values: Sequence[Content], numbers: ScalarArguments, write: Write | None = None
     ) -> Pending | int:
         """Adds an operator; returns the result of a simple plan, else the slot of the first result.
 
@@ -348,11 +350,11 @@ class Graph:
         self._forget(1, slot + len(results), made)
 
     def _on_cpu(
-        self, plan: Plan, operands: list[Buffer], numbers: segment.Numbers, place: Place, error: Exception
+        self, plan: Plan, operands: list[Buffer], numbers: ScalarArguments, place: Place, error: Exception
     ) -> list[Buffer]:
         """The results of an operator that the compiler refuses; later calls like it don't ask the compiler."""
-        why = compile_refused.reason(error)
-        forget_plan(plan, why)
+        why = plan_table.why_refused(error)
+        plan_table.refuse(plan, why)
         return compile_refused.run_on_cpu(plan, operands, numbers, place, why)
 
     def _alive(self, count: int) -> dict[int, Pending]:
@@ -431,14 +433,6 @@ class Graph:
 _OF_RUNTIME = (RuntimeError, MemoryError, OSError)
 
 
-def _no_table(plan: Plan, why: str) -> None:
-    """Where no table of plans is loaded."""
-
-
-# forget_plan(plan, why): told of each recorded plan the compiler has no code for; `execute` makes later calls like it
-# run on the CPU.
-forget_plan: Callable[[Plan, str], None] = _no_table
-
 # In place of an input that was donated.
 _DONATED = Value(None, geometry((0,), (1,), torch.uint8))
 
@@ -465,16 +459,16 @@ def _located(error: Exception, place: str) -> Exception:
 
 
 _SCALAR_BOOL = geometry((), (), torch.bool)
-_graphs: weakref.WeakSet[Graph] = weakref.WeakSet()
+_graphs: weakref.WeakSet[DeferredGraph] = weakref.WeakSet()
 _threads = threading.local()
 
 
-def current() -> Graph:
+def current() -> DeferredGraph:
     """The graph of this thread."""
     try:
-        found: Graph = _threads.graph
+        found: DeferredGraph = _threads.graph
     except AttributeError:
-        found = _threads.graph = Graph()
+        found = _threads.graph = DeferredGraph()
     return found
 
 

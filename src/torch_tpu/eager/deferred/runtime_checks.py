@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from torch_tpu import hooks
 from torch_tpu.metrics import user_lines
 from torch_tpu.metrics.user_lines import Place
 from torch_tpu.tensor import transfer
@@ -140,4 +141,4 @@ def forget(which: Callable[[Content], bool]) -> None:
             _take(condition)
 
 
-transfer.before_reading = settle
+hooks.before_reading = settle

@@ -16,7 +16,7 @@ import contextlib
 import itertools
 import math
 import threading
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,13 +24,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from torch_tpu import delayed, metrics
-from torch_tpu.eager.program.plan import Plan, new_target
+from torch_tpu import delayed, hooks, metrics
+from torch_tpu.eager.program.plan import Plan, ScalarArguments, new_target
 from torch_tpu.hlo import types
 from torch_tpu.metrics import programs
 from torch_tpu.metrics.user_lines import Place, where
-from torch_tpu.runtime.client import Buffer, Executable, client
+from torch_tpu.recent import Recent
+from torch_tpu.runtime.client import Buffer, Executable
 from torch_tpu.runtime.cpu_options import LEAST_MEMORY, options_for
+from torch_tpu.runtime.process_client import client
 
 if TYPE_CHECKING:
     from torch_tpu.hlo import array as hlo
@@ -40,8 +42,6 @@ else:
     hlo = delayed.module("torch_tpu.hlo.array", globals(), "hlo")
     module = delayed.module("torch_tpu.hlo.module", globals(), "module")
 
-# For each number parameter of a plan the numbers given for it; None for a plan without such parameters.
-Numbers = Sequence[Sequence[Any]] | None
 # Programs kept in memory; the least recently used are forgotten.
 MOST_PROGRAMS = 4096
 # So many programs of one chunk that differ in what is donated.
@@ -125,8 +125,8 @@ class Chunk:
         return program
 
 
-_chunks: OrderedDict[Code, Chunk] = OrderedDict()
-_compiled: OrderedDict[tuple[Code, Donations], Compiled] = OrderedDict()
+_chunks: Recent[Code, Chunk] = Recent(MOST_PROGRAMS)
+_compiled: Recent[tuple[Code, Donations], Compiled] = Recent(MOST_PROGRAMS)
 _lock = threading.RLock()
 
 
@@ -134,11 +134,11 @@ def find(code: tuple[int, ...], outputs: tuple[int, ...], plans: Sequence[Plan],
     """What is known of a run of operators."""
     key = (code, outputs)
     with _lock:
-        found = _recent(_chunks, key)
-        return _keep(_chunks, key, Chunk(key, plans, places)) if found is None else found
+        found = _chunks.find(key)
+        return _chunks.keep(key, Chunk(key, plans, places)) if found is None else found
 
 
-def arguments(program: Program, externals: Sequence[Buffer], numbers: Sequence[Numbers]) -> list[list[Buffer]]:
+def arguments(program: Program, externals: Sequence[Buffer], numbers: Sequence[ScalarArguments]) -> list[list[Buffer]]:
     """What each part of a program is called with."""
     result = []
     for part in program:
@@ -150,6 +150,7 @@ def arguments(program: Program, externals: Sequence[Buffer], numbers: Sequence[N
     return result
 
 
+@hooks.keeps_programs
 def clear() -> None:
     """Forgets every program."""
     with _lock:
@@ -157,21 +158,7 @@ def clear() -> None:
         _compiled.clear()
 
 
-def _recent(table: OrderedDict[Any, Any], key: Any) -> Any:
-    found = table.get(key)
-    if found is not None:
-        table.move_to_end(key)
-    return found
-
-
-def _keep(table: OrderedDict[Any, Any], key: Any, made: Any) -> Any:
-    table[key] = made
-    if len(table) > MOST_PROGRAMS:
-        table.popitem(last=False)
-    return made
-
-
-def _packed(part: Part, numbers: Sequence[Numbers]) -> list[Buffer]:
+def _packed(part: Part, numbers: Sequence[ScalarArguments]) -> list[Buffer]:
     """The numbers of a part's operators, one vector for each dtype."""
     vectors: dict[torch.dtype, list[Any]] = {dtype: [] for dtype in part.compiled.vectors}
     for n, dtypes in part.numbered:
@@ -181,7 +168,7 @@ def _packed(part: Part, numbers: Sequence[Numbers]) -> list[Buffer]:
         return [client().put(np.asarray(given, types.numpy_dtype(dtype))) for dtype, given in vectors.items()]
 
 
-def separate_numbers(plan: Plan, numbers: Numbers) -> list[Buffer]:
+def separate_numbers(plan: Plan, numbers: ScalarArguments) -> list[Buffer]:
     """The numbers of one operator as its own program takes them."""
     with np.errstate(over="ignore"):
         return [
@@ -234,10 +221,10 @@ def _part(
     aliases: Mapping[int, int],
 ) -> Part:
     donations = _donations(externals, slots, aliases)
-    compiled = _recent(_compiled, (code, donations))
+    compiled = _compiled.find((code, donations))
     if compiled is None:
         own = _renumbered(code[0], nodes, members)
-        compiled = _keep(_compiled, (code, donations), _compile(own, code[1], donations))
+        compiled = _compiled.keep((code, donations), _compile(own, code[1], donations))
     numbered = tuple((n, tuple(dtype for _, dtype in nodes[n].plan.numbers)) for n in members if nodes[n].plan.numbers)
     return Part(compiled, numbered, tuple(externals), tuple(e for e in externals if e in aliases), tuple(slots))
 

@@ -9,24 +9,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._ops import OpOverload
 
-from torch_tpu.eager import hooks, mode
+from torch_tpu import hooks, metrics
+from torch_tpu.eager import mode, overload_table
 from torch_tpu.eager.deferred import deferred_graph
-from torch_tpu.eager.deferred.deferred_graph import NotReadyError
 from torch_tpu.eager.dispatch import fast_path
-from torch_tpu.eager.dispatch.fast_path import PLAIN, SHARED, record, run
+from torch_tpu.eager.dispatch.fast_path import PLAIN, SHARED
+from torch_tpu.eager.dispatch.launch import launch
 from torch_tpu.eager.host import scalar_check, shape_churn
 from torch_tpu.eager.host.fallback import as_cpu_raises, run_on_cpu
 from torch_tpu.eager.host.memory_overlap import check_overlap
 from torch_tpu.eager.host.shape_churn import OnHost
-from torch_tpu.eager.kernels.empty_view_resize import check_device
 from torch_tpu.eager.overload_table import Row, overload
-from torch_tpu.eager.program import launch
-from torch_tpu.eager.program.call_signature import LAST_INT64, CallSignature, computes_wide, placeholders
+from torch_tpu.eager.program import plan_table
+from torch_tpu.eager.program.call_signature import LAST_INT64, CallSignature, Changed, computes_wide, placeholders
 from torch_tpu.eager.program.plan import Call, Plan
+from torch_tpu.hooks import check_device
 from torch_tpu.ops.core import derived
 from torch_tpu.ops.core.schema import signature
 from torch_tpu.ops.tracing.cpu_acceptance import check_kinds, has_domain
-from torch_tpu.runtime.client import client
+from torch_tpu.runtime.process_client import client
 
 if TYPE_CHECKING:
     from torch_tpu.ops.tracing.tracer import Tracer
@@ -37,7 +38,8 @@ LARGEST = torch.finfo(torch.float32).max
 INFINITE = (float("inf"), float("-inf"))
 _Tensor = torch.Tensor
 _matmul_precision = torch._C._get_float32_matmul_precision
-_find = fast_path.plans.get
+_find = plan_table.fast_path_plans.get
+_counters = metrics.counts.counters
 _default_dtype = torch.get_default_dtype
 
 
@@ -124,10 +126,8 @@ class Operator:
         else:
             plan = _find(tuple(key))
             if plan is not None:
-                try:
-                    return record(plan, values, data) if mode.fused else run(plan, values, data)
-                except NotReadyError:
-                    pass
+                _counters["compile_cache_hit"] += 1
+                return launch(plan, values, data)
             return self._call_any(args, kwargs, key)
         return self._call_any(args, kwargs, None)
 
@@ -150,7 +150,7 @@ class Operator:
         if self.writes and len({id(s) for s in sig.storages}) < len(sig.storages):
             check_overlap(self.func, args, kwargs)
         key = sig.finish()
-        plan = launch.known_plan(key, sig)
+        plan = plan_table.known_plan(key, sig)
         if sig.data and plan is not None:
             scalar_check.judge(self.func, args, kwargs, sig.tensors, sig.data)
         if plan.__class__ is not Plan:
@@ -158,13 +158,13 @@ class Operator:
                 plan = self._new_plan(key, sig, args, kwargs, plan is None)
             if plan.__class__ is OnHost:
                 return shape_churn.run(self.func, args, kwargs)
-            if isinstance(plan, launch.Unsupported):
+            if isinstance(plan, plan_table.Unsupported):
                 return run_on_cpu(self.func, args, kwargs, plan.reason)
         if key_of_simple is not None and not self._looks_at_numbers(sig):
             fast_path.keep(key_of_simple, plan, sig)
         try:
-            return launch.defer(plan, sig, generator) if mode.fused else launch.submit(plan, sig, generator)
-        except launch.Changed:
+            return launch(plan, sig.values, sig.data, sig, generator)
+        except Changed:
             return self._call_any(args, kwargs, None)
 
     def _looks_at_numbers(self, sig: CallSignature) -> bool:
@@ -178,8 +178,8 @@ class Operator:
         kind = shape_churn.kind_of(self.func, args, kwargs)
         try:
             if kind is not None and few and shape_churn.runs_on_host(kind, self.func, args, kwargs):
-                return launch.keep(key, OnHost())
-            plan = launch.find_plan(
+                return plan_table.keep(key, OnHost())
+            plan = plan_table.find_plan(
                 key,
                 sig,
                 lambda: self._call(sig, args, kwargs),
@@ -311,11 +311,6 @@ def _looked_up(operator: Operator, kind: type[Operator], attribute: str) -> Any:
     return getattr(operator, attribute)
 
 
-def new_operator(name: str, row: Row) -> Operator:
-    """The kernel of an overload."""
-    return _NewListOperator(name, row) if row.is_list else _NewOperator(name, row)
-
-
 def _equal_groups(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
     """The places of tensors in groups that have as many of each shape and dtype, and one group of what is left.
 
@@ -346,3 +341,23 @@ def _made_elsewhere(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, A
 def checks_bounds() -> bool:
     """Whether programs check index bounds: on XLA:CPU always, elsewhere by `TORCH_TPU_CHECK_BOUNDS=1`."""
     return client().runs_on_cpu or os.environ.get("TORCH_TPU_CHECK_BOUNDS", "0") == "1"
+
+
+_programs: dict[str, Operator] = {}
+
+
+def as_program(func: OpOverload) -> Operator:
+    """The kernel that runs an overload as a compiled program."""
+    name = func.name()
+    return _programs.get(name) or named_program(
+        name, overload_table.rows().get(name) or overload_table.row_of(name, func)
+    )
+
+
+def named_program(name: str, row: Row) -> Operator:
+    """The same, by the overload's name; the overload itself is looked at when the kernel is first called."""
+    found = _programs.get(name)
+    if found is None:
+        made = _NewListOperator(name, row) if row.is_list else _NewOperator(name, row)
+        found = _programs.setdefault(name, made)
+    return found

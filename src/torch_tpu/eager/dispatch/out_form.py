@@ -9,11 +9,11 @@ import torch
 from torch._ops import OpOverload
 
 from torch_tpu.eager.deferred import deferred_graph
-from torch_tpu.eager.host.fallback import as_cpu_raises, cpu_error
+from torch_tpu.eager.host.fallback import as_cpu_raises, cpu_error, run_on_cpu
 from torch_tpu.eager.host.memory_overlap import check_overlap
-from torch_tpu.eager.kernels import copy
+from torch_tpu.eager.kernel_table import HANDWRITTEN
 from torch_tpu.eager.overload_table import overload
-from torch_tpu.hlo.strided import is_dense
+from torch_tpu.hlo.strided import SharedElements, is_dense, shares_elements
 from torch_tpu.ops.core.schema import bind, call, signature, unbind
 from torch_tpu.tensor.errors import device_mismatch
 
@@ -49,6 +49,8 @@ class OutKernel:
             if isinstance(value, torch.Tensor) and value.device.type != "tpu" and value.dim():
                 raise device_mismatch(value)
         check_overlap(self.func, args, kwargs)
+        if any(shares_elements(out.shape, out.stride()) for out in _tensors(outs)):
+            return run_on_cpu(self.func, args, kwargs, str(SharedElements()))
         # The form without a mask wants every result.
         given.setdefault("output_mask", [True] * len(outs))
         if self.takes_dtype:
@@ -118,17 +120,9 @@ def place(out: torch.Tensor, result: torch.Tensor) -> None:
 
     Where `out` was not empty, the CPU has warned of it already (`cpu_error`): PyTorch keeps its warnings until the
     user's call returns, so trying a call on the CPU brings them to the user's line.
-
-    Raises:
-        RuntimeError: where elements of `out` share memory.
     """
-    if out.numel() and any(stride == 0 and size > 1 for stride, size in zip(out.stride(), out.shape, strict=True)):
-        raise RuntimeError(
-            "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
-            "Please clone() the tensor before performing the operation."
-        )
     if out.shape != result.shape:
         out.resize_(result.shape)
         if is_dense(result.shape, result.stride()):
             out.as_strided_(result.shape, result.stride())
-    copy.copy_(out, result)
+    HANDWRITTEN["copy_"](out, result)

@@ -13,23 +13,20 @@ import numpy as np
 import torch
 
 from torch_tpu import metrics
-from torch_tpu.eager.deferred.segment import Numbers
 from torch_tpu.eager.host import fallback
-from torch_tpu.eager.program.plan import Call, Fresh, Plan, fill
+from torch_tpu.eager.program.plan import Call, Fresh, Plan, ScalarArguments, fill
 from torch_tpu.hlo import types
 from torch_tpu.metrics.user_lines import Place
 from torch_tpu.ops.core.schema import call
-from torch_tpu.runtime.client import Buffer, client
+from torch_tpu.runtime.client import Buffer
+from torch_tpu.runtime.process_client import client
 from torch_tpu.tensor.storage import Geometry, Value
 from torch_tpu.tensor.transfer import host_memory, host_tensor, upload
 
 
-def reason(error: Exception) -> str:
-    """Why a program can't be: the compiler refuses it, such as for a dtype the platform lacks."""
-    return f"the compiler refused it: {str(error).splitlines()[0]}"
-
-
-def run_on_cpu(plan: Plan, operands: Sequence[Buffer], numbers: Numbers, place: Place, why: str) -> list[Buffer]:
+def run_on_cpu(
+    plan: Plan, operands: Sequence[Buffer], numbers: ScalarArguments, place: Place, why: str
+) -> list[Buffer]:
     """What a plan's program would return.
 
     Args:
@@ -70,7 +67,7 @@ def _whole(storage: torch.UntypedStorage, g: Geometry) -> torch.Tensor:
 
 
 def _inputs(
-    plan: Plan, recorded: Call, operands: Sequence[Buffer], numbers: Numbers
+    plan: Plan, recorded: Call, operands: Sequence[Buffer], numbers: ScalarArguments
 ) -> tuple[dict[str, Sequence[Any]], dict[int, torch.UntypedStorage]]:
     """The tensors and numbers of a call, by what Slots call them, and the storage of each input that has its own.
 

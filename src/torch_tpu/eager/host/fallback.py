@@ -14,13 +14,16 @@ import torch
 from torch._ops import OpOverload
 
 from torch_tpu import metrics
-from torch_tpu.eager.kernels import copy
+from torch_tpu.eager.host import copied_arguments
+from torch_tpu.eager.host.copied_arguments import tensors
+from torch_tpu.eager.kernel_table import HANDWRITTEN
+from torch_tpu.hlo.strided import shares_elements
 from torch_tpu.metrics import user_lines
 from torch_tpu.metrics.user_lines import Place
 from torch_tpu.metrics.user_warnings import warn
 from torch_tpu.ops.core.schema import bind, call, signature
 from torch_tpu.ops.tracing.cpu_acceptance import on_cpu
-from torch_tpu.runtime.client import client
+from torch_tpu.runtime.process_client import client
 from torch_tpu.tensor.errors import no_such_tensors
 from torch_tpu.tensor.transfer import from_host, host_view, to_host
 
@@ -40,17 +43,26 @@ def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], 
         NotImplementedError: where `TORCH_TPU_FALLBACK=error`, or there is no CPU kernel either.
     """
     name = func.name()
+    shared = any(shares_elements(t.shape, t.stride()) for t in copied_arguments.written_tensors(func, args, kwargs))
+    if shared and client().runs:
+        place = user_lines.here_or_backward()
+        with metrics.waiting("operator on the CPU"):
+            return copied_arguments.run(func, args, kwargs, before_writing=lambda: admit(name, reason, place))
     moved: dict[int, torch.Tensor] = {}
     try:
-        result = _run(func, args, kwargs, moved, "cpu" if client().runs else "meta")
+        result = _run(on_cpu(func), args, kwargs, moved, "cpu" if client().runs else "meta")
     except (NotImplementedError, RuntimeError):
         if client().runs:
             raise
         moved.clear()
-        result = _run(func, args, kwargs, moved, "cpu")  # it has no meta kernel, or its shapes depend on data
+        result = _run(on_cpu(func), args, kwargs, moved, "cpu")  # it has no meta kernel, or its shapes depend on data
     _check_kind(result, name)
     # What the CPU or the device refuses is no matter of the fallback.
     admit(name, reason, user_lines.here_or_backward())
+    if shared:
+        return _to_device(
+            result, {id(host): t for t in tensors((args, kwargs)) if (host := moved.get(id(t))) is not None}
+        )
 
     originals: dict[int, torch.Tensor] = {}
     for a, value in zip(signature(func).arguments, args, strict=False):
@@ -210,7 +222,7 @@ def _write_back(written: bool, value: Any, moved: dict[int, torch.Tensor], origi
                 host = torch.zeros((), dtype=host.dtype).expand(host.shape)
             if value.shape != host.shape:
                 value.resize_(host.shape)
-            copy.write_from_host(value, host)
+            HANDWRITTEN["copy_"](value, host)
 
 
 def _check_kind(result: Any, name: str) -> None:

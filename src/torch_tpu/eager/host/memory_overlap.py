@@ -14,14 +14,16 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from torch_tpu.eager.recent import Recent
 from torch_tpu.hlo.strided import is_dense
 from torch_tpu.ops.core.schema import bind, call, signature
-from torch_tpu.runtime.client import client
+from torch_tpu.recent import Recent
+from torch_tpu.runtime.process_client import client
 from torch_tpu.tensor.transfer import host_view
 
 # The CPU's words, or None where it allows it, by operator and overlaps.
-_verdicts = Recent(4096)
+_verdicts: Recent[Any, Any] = Recent(4096)
+
+_OF_ONE = "unsupported operation: more than one element of the written-to tensor"
 
 
 def check_overlap(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -56,7 +58,9 @@ def _tried(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> s
     if error is None:
         return ""
     words = str(error)
-    return words if words.startswith("unsupported operation:") else None
+    # Those about elements of one tensor are no verdict on two.
+    of_two = words.startswith("unsupported operation:") and not words.startswith(_OF_ONE)
+    return words if of_two else None
 
 
 def _error(

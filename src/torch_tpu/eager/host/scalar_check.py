@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from torch_tpu.eager.recent import Recent
 from torch_tpu.ops.tracing.cpu_acceptance import check_numbers, described, has_domain
+from torch_tpu.recent import Recent
 
 _FLOAT32 = torch.finfo(torch.float32).max
 _INFINITE = (math.inf, -math.inf)
 # What the CPU raises, _ACCEPTED if it does not, by operator, dtypes and all that is no tensor.
-_verdicts = Recent(4096)
+_verdicts: Recent[Any, Any] = Recent(4096)
 _ACCEPTED = object()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -18,11 +18,11 @@ import torch
 from torch._ops import OpOverload
 
 from torch_tpu import metrics
-from torch_tpu.eager.host import fallback
+from torch_tpu.eager.host import copied_arguments, fallback
+from torch_tpu.eager.host.copied_arguments import mapped, tensors
 from torch_tpu.ops.core.schema import bind, call, signature
-from torch_tpu.runtime.client import client
-from torch_tpu.tensor.storage import Content, Value, publishing, value_of
-from torch_tpu.tensor.transfer import from_host, host_memory, host_tensor, upload
+from torch_tpu.runtime.process_client import client
+from torch_tpu.tensor.storage import value_of
 
 # So many shapes of an operator are compiled: nearly three times what a model of fixed shapes needs. Of 13 families of
 # Transformers (forward, backward, clipping, AdamW, a copy of the parameters) none had more than six of a kind.
@@ -115,7 +115,7 @@ def runs_on_host(kind: Any, func: OpOverload, args: tuple[Any, ...], kwargs: dic
         _made[kind] >= MOST_SHAPES
         and client().runs
         and fallback.policy() != "error"
-        and all(value_of(t.untyped_storage()).geometry.nbytes <= LARGEST for t in _tensors((args, kwargs)) if t.is_tpu)
+        and all(value_of(t.untyped_storage()).geometry.nbytes <= LARGEST for t in tensors((args, kwargs)) if t.is_tpu)
         and _result_bytes(func, args, kwargs) <= LARGEST
     )
 
@@ -128,78 +128,19 @@ def made(kind: Any) -> None:
 
 
 def run(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs a call on host copies of what its tensors' storages hold; what it writes goes back as a whole.
-
-    So a write through a view makes no program either, and tensors that share memory share it on the host.
-    """
+    """Runs a call on the host."""
     name = func.name().removeprefix("aten::").removesuffix(".default")
-    metrics.note("hosted", name, f"programs for {MOST_SHAPES} shapes; the host runs it for others")
-    while True:
-        found, updates = _run_on_copies(func, args, kwargs)
-        with publishing:
-            # If another thread has written one of them meanwhile, the call is made again.
-            if all(storage.value is old for storage, old, _ in updates):
-                for storage, _, new in updates:
-                    storage.value = new
-                return found
-
-
-def _run_on_copies(
-    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, list[tuple[Any, Content, Value]]]:
-    """What a call returns, and of each storage that it writes the value it read and the new one."""
-    storages: dict[int, tuple[Content, torch.UntypedStorage]] = {}
-    originals: dict[int, torch.Tensor] = {}
-
-    def on_host(t: torch.Tensor) -> torch.Tensor:
-        if not t.is_tpu:  # type: ignore[attr-defined]
-            return t
-        storage = t.untyped_storage()
-        if id(storage) not in storages:
-            value = value_of(storage)
-            storages[id(storage)] = value, host_memory(value, storage.nbytes())
-        host = host_tensor(storages[id(storage)][1], t.dtype, int(t.storage_offset()), t.shape, t.stride())
-        host = host.conj() if t.is_conj() else host
-        originals[id(host)] = t
-        return host
-
+    metrics.note("hosted", name, f"there are programs for {MOST_SHAPES} shapes; other shapes run on the CPU")
     with metrics.waiting("operator with many shapes"):
-        host_args, host_kwargs = _mapped((args, kwargs), on_host, torch.device("cpu"))
-        returned = _call(func, host_args, host_kwargs)
-    updates = []
-    for argument, value in zip(signature(func).arguments, bind(func, args, kwargs), strict=True):
-        for t in _tensors(value) if argument.is_written else ():
-            storage = t.untyped_storage()
-            old, memory = storages[id(storage)]
-            g = old.geometry
-            updates.append((storage, old, Value(upload(host_tensor(memory, g.dtype, 0, g.sizes, g.strides)), g)))
-    return _returned(returned, originals), updates
-
-
-def _returned(value: Any, originals: dict[int, torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return originals[id(value)] if id(value) in originals else from_host(value)
-    if isinstance(value, (list, tuple)):
-        return type(value)([_returned(item, originals) for item in value])
-    return value
-
-
-def _tensors(value: Any) -> Iterator[Any]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
+        return copied_arguments.run(func, args, kwargs, with_call=_call)
 
 
 def _result_bytes(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     def on_meta(t: torch.Tensor) -> torch.Tensor:
         return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
 
-    results = _call(func, *_mapped((args, kwargs), on_meta, torch.device("meta")))
-    return sum(t.numel() * t.element_size() for t in _tensors(results))
+    results = _call(func, *mapped((args, kwargs), on_meta, torch.device("meta")))
+    return sum(t.numel() * t.element_size() for t in tensors(results))
 
 
 def _call(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -208,15 +149,3 @@ def _call(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         length, start, step = args
         return torch.arange(length, device="cpu").mul_(step).add_(start).to(kwargs["dtype"])
     return call(func, args, kwargs)
-
-
-def _mapped(value: Any, on_tensor: Callable[[torch.Tensor], Any], device: torch.device) -> Any:
-    if isinstance(value, torch.Tensor):
-        return on_tensor(value)
-    if isinstance(value, torch.device):
-        return device
-    if isinstance(value, (list, tuple)):
-        return type(value)([_mapped(item, on_tensor, device) for item in value])
-    if isinstance(value, dict):
-        return {name: _mapped(item, on_tensor, device) for name, item in value.items() if name != "pin_memory"}
-    return value

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from torch_tpu import metrics
-from torch_tpu.eager.kernel_table import kernel, program
-from torch_tpu.eager.kernels.empty_view_resize import check_device
+from torch_tpu.eager.dispatch.operator import as_program
+from torch_tpu.eager.kernel_table import kernel
 from torch_tpu.hlo.strided import is_dense
+from torch_tpu.hooks import check_device
 from torch_tpu.metrics.user_warnings import warn
 from torch_tpu.tensor.errors import device_mismatch, no_such_tensors
 from torch_tpu.tensor.storage import Content, Value, geometry, new_tensor, value_of
@@ -52,7 +53,7 @@ def write_from_host(dst: torch.Tensor, host: torch.Tensor) -> None:
         value = Value(upload(host.contiguous()), geometry(dst.shape, dst.stride(), dst.dtype))
         dst.untyped_storage().value = value  # type: ignore[attr-defined]
     else:
-        program(aten.copy_.default)(dst, from_host(host))
+        as_program(aten.copy_.default)(dst, from_host(host))
 
 
 @kernel("copy_")
@@ -76,7 +77,7 @@ def copy_(dst: torch.Tensor, src: torch.Tensor | complex, non_blocking: bool = F
         if value is not None and same and owns_storage(dst):
             dst.untyped_storage().value = value  # type: ignore[attr-defined]
             return dst
-        program(aten.copy_.default)(dst, _real(src, dst.dtype))
+        as_program(aten.copy_.default)(dst, _real(src, dst.dtype))
     elif dst.device.type == "tpu":
         write_from_host(dst, src)
     else:
@@ -113,7 +114,7 @@ def clone(t: torch.Tensor, *, memory_format: torch.memory_format | None = None) 
     value = _whole_value(t)
     if value is not None and _keeps_layout(t, memory_format):
         return new_tensor(value)
-    return program(aten.clone.default)(t, memory_format=memory_format)
+    return as_program(aten.clone.default)(t, memory_format=memory_format)
 
 
 def _keeps_layout(t: torch.Tensor, memory_format: torch.memory_format | None) -> bool:
@@ -155,7 +156,7 @@ def _to_copy(
         t = _physical(t)
     if dtype is t.dtype:
         return clone(t, memory_format=memory_format)
-    return program(aten._to_copy.default)(_real(t, dtype), dtype=dtype, memory_format=memory_format)
+    return as_program(aten._to_copy.default)(_real(t, dtype), dtype=dtype, memory_format=memory_format)
 
 
 @kernel("_local_scalar_dense")

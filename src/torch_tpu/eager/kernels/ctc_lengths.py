@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from torch_tpu.eager.kernel_table import kernel, program
+from torch_tpu.eager.dispatch.operator import as_program
+from torch_tpu.eager.kernel_table import kernel
 
 aten = torch.ops.aten
 
@@ -60,7 +61,7 @@ def ctc_loss(
     zero_infinity: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     _check(log_probs, targets, input_lengths, target_lengths, blank)
-    result: tuple[torch.Tensor, torch.Tensor] = program(aten._ctc_loss.Tensor)(
+    result: tuple[torch.Tensor, torch.Tensor] = as_program(aten._ctc_loss.Tensor)(
         log_probs,
         _padded(targets, target_lengths),
         _lengths(input_lengths, log_probs),
@@ -83,7 +84,7 @@ def ctc_loss_backward(
     blank: int,
     zero_infinity: bool = False,
 ) -> torch.Tensor:
-    result: torch.Tensor = program(aten._ctc_loss_backward.Tensor)(
+    result: torch.Tensor = as_program(aten._ctc_loss_backward.Tensor)(
         grad,
         log_probs,
         _padded(targets, target_lengths),

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 
 import torch
 
-from torch_tpu.eager.kernel_table import kernel, program
+from torch_tpu.eager.dispatch.operator import as_program
+from torch_tpu.eager.kernel_table import kernel
 from torch_tpu.hlo.strided import contiguous_strides
 from torch_tpu.hlo.types import type_name
-from torch_tpu.runtime.client import client
+from torch_tpu.runtime.process_client import client
 from torch_tpu.tensor.storage import view
 from torch_tpu.tensor.transfer import host_view
 
@@ -56,7 +57,7 @@ def _indices(t: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
 def nonzero(x: torch.Tensor) -> torch.Tensor:
     if not x.numel():
         return torch.empty_strided((0, x.dim()), (1, 0), dtype=torch.int64, device=x.device)
-    positions, count = program(tpu.nonzero_padded.default)(x)
+    positions, count = as_program(tpu.nonzero_padded.default)(x)
     size = _size(count, x.numel())
     return _front(positions, (size, x.dim()), (1, size))
 
@@ -67,7 +68,7 @@ def masked_select(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("masked_select: expected BoolTensor for mask")
     if not math.prod(torch.broadcast_shapes(x.shape, mask.shape)):
         return torch.empty(0, dtype=x.dtype, device=x.device)
-    values, count = program(tpu.masked_select_padded.default)(x, mask)
+    values, count = as_program(tpu.masked_select_padded.default)(x, mask)
     return _front(values, (_size(count, values.numel()),))
 
 
@@ -80,7 +81,7 @@ def _unique_elements(x: torch.Tensor, sort: bool, inverse: bool, counts: bool) -
     if not x.numel():
         nothing = torch.empty(0, dtype=x.dtype, device=x.device)
         return nothing, _indices(x, x.shape if inverse else (0,)), _indices(x, (0,))
-    values, run, length, number = program(tpu.unique_padded.default)(x, sort, inverse, counts)
+    values, run, length, number = as_program(tpu.unique_padded.default)(x, sort, inverse, counts)
     size = (_size(number, x.numel()),)
     return _front(values, size), run, _front(length, size) if counts else length
 
@@ -98,7 +99,7 @@ def _unique_slices(x: torch.Tensor, dim: int, sort: bool) -> _Unique:
         if x.shape[dim] or x.shape.count(0) > 1:
             raise RuntimeError("There are 0 sized dimensions, and they aren't selected, so unique cannot be applied")
         return torch.empty(x.shape, dtype=x.dtype, device=x.device), _indices(x, (0,)), _indices(x, (0,))
-    values, run, length, number = program(tpu.unique_slices_padded.default)(x, dim, sort)
+    values, run, length, number = as_program(tpu.unique_slices_padded.default)(x, dim, sort)
     size = _size(number, x.shape[dim])
     return _front(values, (size, *values.shape[1:])).movedim(0, dim), run, _front(length, (size,))
 
@@ -151,13 +152,13 @@ def bincount(x: torch.Tensor, weights: torch.Tensor | None = None, minlength: in
         return torch.zeros(minlength, dtype=torch.int64, device=x.device)
     if x.dtype not in _INTEGERS:
         raise _not_implemented("bincount_cpu", x.dtype)
-    least, greatest = _read(program(tpu.least_and_greatest.default)(x)) if x.dim() == 1 else (-1, 0)
+    least, greatest = _read(as_program(tpu.least_and_greatest.default)(x)) if x.dim() == 1 else (-1, 0)
     if least < 0:
         raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
     if weights is not None and weights.shape != x.shape:
         raise RuntimeError("weights should be 1-d and have the same length as input")
     size = max(greatest + 1, minlength)
-    return _front(program(tpu.bincount_sized.default)(x, weights, _padded_size(size)), (size,))
+    return _front(as_program(tpu.bincount_sized.default)(x, weights, _padded_size(size)), (size,))
 
 
 @kernel("repeat_interleave.Tensor")
@@ -168,10 +169,10 @@ def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) 
         return torch.empty_like(repeats)
     if repeats.dtype not in (torch.int32, torch.int64):
         raise _not_implemented("repeat_interleave_cpu", repeats.dtype)
-    run = program(tpu.repeat_interleave_sized.default)
+    run = as_program(tpu.repeat_interleave_sized.default)
     if output_size is not None:
         return run(repeats, output_size, True)
-    least, total = _read(program(tpu.least_and_sum.default)(repeats))
+    least, total = _read(as_program(tpu.least_and_sum.default)(repeats))
     if not client().runs:
         total = repeats.numel()
     if least < 0:
@@ -183,5 +184,5 @@ def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) 
 def padded_to_jagged(dense: torch.Tensor, offsets: Sequence[torch.Tensor], total_L: int | None = None) -> torch.Tensor:
     if total_L is None:
         total_L = _size(offsets[0][-1:].clone(), dense.shape[0] * dense.shape[1])
-    packed: torch.Tensor = program(torch.ops.aten._padded_dense_to_jagged_forward.default)(dense, offsets, total_L)
+    packed: torch.Tensor = as_program(torch.ops.aten._padded_dense_to_jagged_forward.default)(dense, offsets, total_L)
     return packed

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from torch_tpu.eager import hooks
+from torch_tpu import hooks
 from torch_tpu.eager.kernel_table import kernel
 from torch_tpu.hlo import strided, types
+from torch_tpu.hooks import check_device
 from torch_tpu.ops.tracing import uninitialised
 from torch_tpu.tensor import storage as st
 from torch_tpu.tensor.errors import check_fits, no_such_tensors
@@ -18,12 +19,6 @@ from torch_tpu.tensor.storage import empty_tensor, new_storage, set_geometry, va
 
 _HOST_KERNELS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _ELEMENTS_OF_ANY_DEVICE = 2**30
-
-
-def check_device(device: torch.device | None) -> None:
-    """Raises for an index this process has no device for."""
-    if device is not None and device.index:
-        hooks.check_index(device.index)
 
 
 def _checked(device: torch.device | None, layout: torch.layout | None, dtype: torch.dtype | None) -> torch.dtype:

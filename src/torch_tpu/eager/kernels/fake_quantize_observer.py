@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from torch_tpu.eager.kernel_table import kernel, program
+from torch_tpu.eager.dispatch.operator import as_program
+from torch_tpu.eager.kernel_table import kernel
 
-_run = program(torch.ops.aten._fused_moving_avg_obs_fq_helper.default)
+_run = as_program(torch.ops.aten._fused_moving_avg_obs_fq_helper.default)
 
 
 @kernel("_fused_moving_avg_obs_fq_helper")

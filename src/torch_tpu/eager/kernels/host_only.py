@@ -21,7 +21,7 @@ aten = torch.ops.aten
 class OnHost:
     """The kernel of an overload that runs on the CPU."""
 
-    reason = "PyTorch's kernel reads memory of the host"
+    reason = "PyTorch's kernel reads host memory"
 
     def __init__(self, func: OpOverload) -> None:
         self.func = func

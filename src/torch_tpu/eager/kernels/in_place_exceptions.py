@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from torch_tpu.eager.dispatch.operator import as_program
 from torch_tpu.eager.dispatch.out_form import place
-from torch_tpu.eager.kernel_table import kernel, program
+from torch_tpu.eager.kernel_table import kernel
 
 aten = torch.ops.aten
 
@@ -18,7 +19,7 @@ def addbmm_(
     if a.dim() == b.dim() == 3 and t.shape != (a.shape[1], b.shape[2]):
         place(t, torch.addbmm(t, a, b, beta=beta, alpha=alpha))
         return t
-    result: torch.Tensor = program(aten.addbmm_.default)(t, a, b, beta=beta, alpha=alpha)
+    result: torch.Tensor = as_program(aten.addbmm_.default)(t, a, b, beta=beta, alpha=alpha)
     return result
 
 
@@ -27,5 +28,5 @@ def power_in_place(t: torch.Tensor, exponent: complex) -> torch.Tensor:
     """A bool to the power of a bool is a bool; the meta kernel says integer."""
     if t.dtype is torch.bool and isinstance(exponent, bool):
         return t if exponent else t.fill_(True)
-    result: torch.Tensor = program(aten.pow_.Scalar)(t, exponent)
+    result: torch.Tensor = as_program(aten.pow_.Scalar)(t, exponent)
     return result

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from torch_tpu.eager.kernel_table import kernel, program
+from torch_tpu.eager.dispatch.operator import as_program
+from torch_tpu.eager.kernel_table import kernel
 from torch_tpu.metrics.user_warnings import warn
 from torch_tpu.tensor.errors import device_mismatch
 from torch_tpu.tensor.transfer import host_view
@@ -64,7 +65,7 @@ def _check_mask(x: torch.Tensor, dim: int, mask: torch.Tensor, position: int) ->
 
 @kernel("index.Tensor")
 def index(x: torch.Tensor, indices: _Indices) -> torch.Tensor:
-    return program(aten.index.Tensor)(x, _positions(x, indices))
+    return as_program(aten.index.Tensor)(x, _positions(x, indices))
 
 
 def _single_mask(x: torch.Tensor, indices: _Indices, values: torch.Tensor) -> torch.Tensor | None:
@@ -100,7 +101,7 @@ def _put(name: str, fill: Any) -> Callable[..., torch.Tensor]:
         positions = _positions(x, indices)
         if name.endswith("_") and _shared(x):
             return _put_shared(x, positions, values, accumulate, *unsafe)
-        return program(func)(x, positions, values, accumulate, *unsafe)
+        return as_program(func)(x, positions, values, accumulate, *unsafe)
 
     return index_put
 
@@ -117,9 +118,9 @@ def _put_shared(
     target = _shown_once(x, positions)
     rest = _shared(target)
     if accumulate or not rest:
-        program(aten._index_put_impl_.default)(target, positions, values, accumulate, *unsafe)
+        as_program(aten._index_put_impl_.default)(target, positions, values, accumulate, *unsafe)
         return x
-    written = _looked_at(program(aten.index_put.default)(target, positions, values))
+    written = _looked_at(as_program(aten.index_put.default)(target, positions, values))
     for d in rest:
         written, target = written.narrow(d, x.shape[d] - 1, 1), target.narrow(d, 0, 1)
     target.copy_(written)
@@ -143,7 +144,7 @@ def _shown_once(x: torch.Tensor, positions: list[torch.Tensor | None]) -> torch.
             continue
         # Reading zeros there also says whether the indices are in bounds.
         zeros = torch.zeros(1, dtype=torch.int64, device=x.device).expand(x.shape[d])
-        positions[d] = _looked_at(program(aten.index.Tensor)(zeros, [index]))
+        positions[d] = _looked_at(as_program(aten.index.Tensor)(zeros, [index]))
         x = x.narrow(d, 0, 1)
     return x
 

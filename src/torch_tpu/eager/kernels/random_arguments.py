@@ -1,4 +1,4 @@
-"""Argument checks of `randperm`, dropout and the operators that fill, whose numbers are data no program looks at."""
+"""Argument checks of `randperm`, dropout, rrelu and operators that fill, whose numbers are data no program looks at."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from torch_tpu.eager.kernel_table import kernel, program
+from torch_tpu.eager.dispatch.operator import as_program
+from torch_tpu.eager.dispatch.out_form import raise_as_cpu
+from torch_tpu.eager.kernel_table import kernel
 
 aten = torch.ops.aten
 
@@ -27,7 +29,7 @@ def _spare() -> torch.Generator:
 
 
 def _checked(func: OpOverload) -> Callable[..., torch.Tensor]:
-    run = program(func)
+    run = as_program(func)
 
     def kernel(t: torch.Tensor, *arguments: Any, generator: torch.Generator | None = None) -> torch.Tensor:
         _check(func, t.dtype, arguments)
@@ -68,9 +70,9 @@ for _func in (
 def randperm(n: int, *, generator: torch.Generator | None = None, **options: Any) -> torch.Tensor:
     _check_permutation(n, options.get("dtype") or torch.int64)
     if generator is None:
-        result: torch.Tensor = program(aten.randperm.default)(n, **options)
+        result: torch.Tensor = as_program(aten.randperm.default)(n, **options)
     else:
-        result = program(aten.randperm.generator)(n, generator=generator, **options)
+        result = as_program(aten.randperm.generator)(n, generator=generator, **options)
     return result
 
 
@@ -88,5 +90,26 @@ def _check_permutation(n: int, dtype: torch.dtype) -> None:
 def native_dropout(x: torch.Tensor, p: float, train: bool | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     if train is not False and not 0 <= p <= 1:
         _check(aten.bernoulli_.float, torch.float32, (1 - p,))
-    result: tuple[torch.Tensor, torch.Tensor] = program(aten.native_dropout.default)(x, p, train)
+    result: tuple[torch.Tensor, torch.Tensor] = as_program(aten.native_dropout.default)(x, p, train)
     return result
+
+
+def _checked_slopes(func: OpOverload) -> Callable[..., Any]:
+    run = as_program(func)
+
+    def kernel(
+        x: torch.Tensor, noise: torch.Tensor, lower: float = 0.125, upper: float = 1 / 3, *rest: Any, **options: Any
+    ) -> Any:
+        if not 0 <= upper - lower <= torch.finfo(torch.float32).max:
+            raise_as_cpu(func, (x, noise, lower, upper, *rest), options)
+        return run(x, noise, lower, upper, *rest, **options)
+
+    return kernel
+
+
+for _func in (
+    aten.rrelu_with_noise.default,
+    aten.rrelu_with_noise_.default,
+    aten.rrelu_with_noise_functional.default,
+):
+    kernel(_func._schema.name.partition("::")[2])(_checked_slopes(_func))

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from torch_tpu.eager.kernel_table import kernel, program
-from torch_tpu.eager.kernels.empty_view_resize import check_device
+from torch_tpu.eager.dispatch.operator import as_program
+from torch_tpu.eager.kernel_table import kernel
+from torch_tpu.hooks import check_device
 
 aten = torch.ops.aten
 Number = int | float | complex
@@ -22,7 +23,7 @@ def _range_kernel(func: OpOverload) -> Callable[..., torch.Tensor]:
         if like.dtype is torch.bool or like.dtype.is_complex:
             raise NotImplementedError(f"{func} is not implemented for {like.dtype}")
         start, step = numbers[0] if len(numbers) > 1 else 0, numbers[2] if len(numbers) > 2 else 1
-        return program(torch.ops.tpu.range.default)(like.shape[0], start, step, dtype=like.dtype)
+        return as_program(torch.ops.tpu.range.default)(like.shape[0], start, step, dtype=like.dtype)
 
     return run
 
@@ -44,7 +45,7 @@ def _triangle_kernel(func: OpOverload) -> Callable[..., torch.Tensor]:
         check_device(options.get("device"))
         if row == 0 or col == 0:
             return torch.empty(2, 0, dtype=options.get("dtype") or torch.int64, device="tpu")
-        return program(func)(row, col, offset, **options)
+        return as_program(func)(row, col, offset, **options)
 
     return run
 

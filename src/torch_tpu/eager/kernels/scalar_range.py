@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from torch_tpu.eager.dispatch.operator import as_program
 from torch_tpu.eager.host.fallback import cpu_error
-from torch_tpu.eager.kernel_table import kernel, program
+from torch_tpu.eager.kernel_table import kernel
 
 aten = torch.ops.aten
 
@@ -41,7 +42,7 @@ def _fits(value: int | float, dtype: torch.dtype) -> bool:
 
 
 def _checked(func: OpOverload, position: int) -> Callable[..., torch.Tensor]:
-    run = program(func)
+    run = as_program(func)
 
     def kernel(first: Any, *arguments: Any, **options: Any) -> torch.Tensor:
         if len(arguments) > position:
@@ -79,7 +80,7 @@ for _func, _position in (
 
 def _shifted(func: OpOverload) -> Callable[..., torch.Tensor]:
     """PyTorch's meta kernel knows no shift of a bool; by a number, it is one of an integer."""
-    run = program(func)
+    run = as_program(func)
 
     def kernel(x: torch.Tensor, amount: Any) -> torch.Tensor:
         return run(x.to(torch.result_type(x, amount)) if x.dtype is torch.bool else x, amount)
@@ -92,7 +93,7 @@ for _func in (aten.__lshift__.Scalar, aten.__rshift__.Scalar):
 
 
 def _checked_bounds(func: OpOverload) -> Callable[..., torch.Tensor]:
-    run = program(func)
+    run = as_program(func)
 
     def kernel(x: torch.Tensor, *bounds: Any, **named: Any) -> torch.Tensor:
         if not x.dtype.is_floating_point:
@@ -122,5 +123,5 @@ for _func in (
 @kernel("scalar_tensor")
 def scalar_tensor(value: complex, **options: Any) -> torch.Tensor:
     check_fits(value, options.get("dtype") or torch.get_default_dtype())
-    result: torch.Tensor = program(aten.scalar_tensor.default)(value, **options)
+    result: torch.Tensor = as_program(aten.scalar_tensor.default)(value, **options)
     return result

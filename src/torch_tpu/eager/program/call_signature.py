@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from torch_tpu.eager.program.plan import Input, Slot
-from torch_tpu.eager.recent import Recent
 from torch_tpu.hlo import strided
 from torch_tpu.ops.core.derived import IsData
+from torch_tpu.recent import Recent
 from torch_tpu.tensor.errors import device_mismatch
 from torch_tpu.tensor.storage import Content, Geometry, value_of
 
@@ -35,13 +35,13 @@ class Starts(tuple[int, ...]):
     offset: int
 
 
-_views = Recent(16384)
-_view_kinds = Recent(16384)
+_views: Recent[Any, tuple[ViewKind, Starts]] = Recent(16384)
+_view_kinds: Recent[Any, ViewKind] = Recent(16384)
 
 
 def _view(g: Geometry, t: torch.Tensor) -> tuple[ViewKind, Starts]:
     key = (g, t.shape, t.stride(), t.storage_offset(), t.dtype)
-    found: tuple[ViewKind, Starts] | None = _views.find(key)
+    found = _views.find(key)
     if found is None:
         steps, moving = strided.plan(
             tuple(g.sizes), g.strides, tuple(t.shape), t.stride(), int(t.storage_offset()), g.dtype, t.dtype
@@ -53,6 +53,10 @@ def _view(g: Geometry, t: torch.Tensor) -> tuple[ViewKind, Starts]:
             kind = _view_kinds.find(of_kind) or _view_kinds.keep(of_kind, ViewKind())
         found = _views.keep(key, (kind, starts))
     return found
+
+
+class Changed(Exception):
+    """Another thread gave a storage that a call writes another geometry: the call begins anew."""
 
 
 class CallSignature:
@@ -143,6 +147,18 @@ class CallSignature:
         key.append(_matmul_precision())
         key.append(_default_dtype())
         return tuple(key)
+
+    def read_again(self, which: Iterable[int]) -> None:
+        """Gets the values of some tensors that another thread has written meanwhile.
+
+        Raises:
+            Changed
+        """
+        for i in which:
+            value = value_of(self.storages[i])
+            if value.geometry is not self.values[i].geometry:
+                raise Changed
+            self.values[i] = value
 
     def inputs(self) -> list[Input]:
         ids = [id(s) for s in self.storages]

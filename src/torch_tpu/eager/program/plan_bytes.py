@@ -126,10 +126,10 @@ def load(content: bytes, call: Call) -> Plan:
     Raises:
         Damaged: where the bytes are none.
     """
-    _require(content.startswith(MAGIC), "it is not of this version")
+    _require(content.startswith(MAGIC), "it was written by another version of torch_tpu")
     begin = len(MAGIC) + _LENGTH
     end = begin + int.from_bytes(content[len(MAGIC) : begin], "little")
-    _require(end <= len(content), "it is cut off")
+    _require(end <= len(content), "the file is cut off")
     try:
         header = json.loads(content[begin:end], parse_float=_no_number, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
@@ -138,7 +138,7 @@ def load(content: bytes, call: Call) -> Plan:
 
 
 def _no_number(text: str) -> Any:
-    raise ValueError(f"{text} is no number here")
+    raise ValueError(f"{text} is not an integer")
 
 
 def _require(holds: bool, what: str) -> None:
@@ -150,7 +150,7 @@ class _Reader:
     """Makes a plan of a header; what it says of places is looked at beside the call."""
 
     def __init__(self, header: Any, code: bytes, call: Call) -> None:
-        _require(isinstance(header, dict) and header.keys() == _READ_BY.keys(), "its header has other fields")
+        _require(isinstance(header, dict) and header.keys() == _READ_BY.keys(), "its header has unexpected fields")
         self.header: dict[str, Any] = header
         self.code = code
         self.call = call
@@ -158,12 +158,12 @@ class _Reader:
 
     def plan(self) -> Plan:
         header, call = self.header, self.call
-        _require(header["module"] == hashlib.sha256(self.code).hexdigest(), "its program is another one")
+        _require(header["module"] == hashlib.sha256(self.code).hexdigest(), "its program does not match its checksum")
         bases = self._places("bases", len(call.inputs))
         starts = self._places("starts", len(call.inputs))
         data, hosts = self._places("data", len(call.data)), self._places("hosts", len(call.hosts))
-        _require(all(call.inputs[i].storage == i for i in bases), "it reads a storage twice")
-        _require(all(call.inputs[i].starts for i in starts), "a view has no starts")
+        _require(all(call.inputs[i].storage == i for i in bases), "it lists a storage as an input twice")
+        _require(all(call.inputs[i].starts for i in starts), "an input that it slices is not a slice in this call")
         uses_rng = self._bool(header["uses_rng"])
         numbers: list[module.Spec] = [((call.inputs[i].starts,), torch.int32) for i in starts]
         numbers += [((), data_dtype(call.data[i], call.wide)) for i in data]
@@ -218,24 +218,24 @@ class _Reader:
     def _write(self, item: Any) -> tuple[int, int, Geometry]:
         i, result, g = self._items(item, 3)
         place = self._number(i, len(self.call.inputs) - 1)
-        _require(self.call.inputs[place].storage == place, "it writes a storage twice")
+        _require(self.call.inputs[place].storage == place, "it lists a storage as an output twice")
         return place, *self._result(result, g)
 
     def _check(self, item: Any) -> tuple[int, str, type[Exception], int | None]:
         slot, message, kind, value = self._items(item, 4)
         slot, message = self._number(slot, len(self.results) - 1), self._text(message)
-        _require(self.results[slot] == ((), torch.bool), "a condition is no bool")
-        _require(isinstance(kind, str) and kind in _ERRORS, f"{kind!r} is no error")
+        _require(self.results[slot] == ((), torch.bool), "a run-time check is not a bool")
+        _require(isinstance(kind, str) and kind in _ERRORS, f"{kind!r} is not an error type")
         if value is not None:
             value = self._number(value, len(self.results) - 1)
-            _require(self.results[value][0] == (), "a value in a message is no number")
-            _require(_is_filled_by_one(message), "a message asks for more than a value")
+            _require(self.results[value][0] == (), "the value in a message is not a single number")
+            _require(_is_filled_by_one(message), "a message has placeholders for more than one value")
         return slot, message, _ERRORS[kind], value
 
     def _returned(self, value: Any) -> Any:
         if isinstance(value, _PLAIN):
             return value
-        _require(isinstance(value, dict) and len(value) == 1, "what it returns has no form")
+        _require(isinstance(value, dict) and len(value) == 1, "the description of a returned value is malformed")
         ((form, content),) = value.items()
         if form == "list":
             return [self._returned(item) for item in self._list(content)]
@@ -248,9 +248,9 @@ class _Reader:
             i, of = self._number(i, len(self.call.inputs) - 1), self._dtype(dtype)
             source = self.call.inputs[i]
             # In bytes, from where the input begins.
-            _require(type(offset) is int and abs(offset) <= _MOST, "a view begins nowhere")
+            _require(type(offset) is int and abs(offset) <= _MOST, "the offset of a view is not valid")
             begin, odd = divmod(source.offset * source.dtype.itemsize + offset, of.itemsize)
-            _require(not odd, "a view begins inside of an element")
+            _require(not odd, "the offset of a view lies inside an element")
             view = self._place([*extent, begin, dtype], self._nbytes[i])
             return Alias(i, False, *view[:2], offset, of)
         if form == "fresh":
@@ -259,14 +259,14 @@ class _Reader:
             sizes, strides, offset, dtype = self._place(place, shape.nbytes)
             if self._bool(contiguous):
                 whole = not offset and math.prod(sizes) * dtype.itemsize == shape.nbytes
-                _require(whole and strides == strided.contiguous_strides(sizes), "a result is no row-major whole")
+                _require(whole and strides == strided.contiguous_strides(sizes), "a contiguous result is not")
             return Fresh(result, shape, sizes, strides, offset, dtype, contiguous)
         if form == "float":
             try:
                 return float.fromhex(self._text(content))
             except (ValueError, OverflowError) as error:
                 raise Damaged(str(error)) from None
-        _require(form == "dtype", f"{form!r} is no form")
+        _require(form == "dtype", f"{form!r} is not a kind of returned value")
         return self._dtype(content)
 
     def _result(self, result: Any, g: Any) -> tuple[int, Geometry]:
@@ -274,35 +274,35 @@ class _Reader:
         result = self._number(result, len(self.results) - 1)
         sizes, strides, dtype = self._items(g, 3)
         shape, own, of = self._numbers(sizes), self._numbers(strides), self._dtype(dtype)
-        _require((shape, of) == self.results[result], "a result has another shape")
-        _require(len(shape) == len(own) and strided.is_dense(shape, own), "a result has gaps")
+        _require((shape, of) == self.results[result], "a result does not have the shape or dtype of its storage")
+        _require(len(shape) == len(own) and strided.is_dense(shape, own), "the strides of a result leave gaps")
         return result, geometry(shape, own, of)
 
     def _place(self, place: Sequence[Any], nbytes: int) -> tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype]:
         """A view of a storage of so many bytes."""
         sizes, strides, offset, dtype = place
         sizes, strides, offset, of = *map(self._numbers, (sizes, strides)), self._number(offset), self._dtype(dtype)
-        _require(len(sizes) == len(strides), "a view has no strides")
-        _require(strided.storage_elements(sizes, strides, offset) * of.itemsize <= nbytes, "a view is too large")
+        _require(len(sizes) == len(strides), "a view has a different number of sizes and strides")
+        _require(strided.storage_elements(sizes, strides, offset) * of.itemsize <= nbytes, "a view exceeds its storage")
         return sizes, strides, offset, of
 
     # --- parts ---------------------------------------------------------------------------------------------------
 
     def _places(self, field: str, count: int) -> tuple[int, ...]:
         found = tuple(self._number(i, count - 1) for i in self._list(self.header[field]))
-        _require(len(set(found)) == len(found), "an argument comes twice")
+        _require(len(set(found)) == len(found), "an argument is listed twice")
         return found
 
     def _size(self, sizes: Sequence[int], dtype: torch.dtype) -> None:
         _require(math.prod(sizes) * dtype.itemsize <= _LARGEST, "a result is too large")
 
     def _list(self, value: Any) -> list[Any]:
-        _require(isinstance(value, list), "a list is missing")
+        _require(isinstance(value, list), "a list is expected")
         found: list[Any] = value
         return found
 
     def _items(self, value: Any, count: int) -> list[Any]:
-        _require(len(self._list(value)) == count, "a list has another length")
+        _require(len(self._list(value)) == count, "a list has an unexpected length")
         found: list[Any] = value
         return found
 
@@ -310,22 +310,22 @@ class _Reader:
         return tuple(map(self._number, self._list(value)))
 
     def _number(self, value: Any, most: int = _MOST) -> int:
-        _require(type(value) is int and 0 <= value <= most, "a number is missing or has no place here")
+        _require(type(value) is int and 0 <= value <= most, "a number is missing or out of range")
         found: int = value
         return found
 
     def _bool(self, value: Any) -> bool:
-        _require(isinstance(value, bool), "a yes or no is missing")
+        _require(isinstance(value, bool), "true or false is expected")
         found: bool = value
         return found
 
     def _text(self, value: Any) -> str:
-        _require(isinstance(value, str), "a name is missing")
+        _require(isinstance(value, str), "a string is expected")
         found: str = value
         return found
 
     def _dtype(self, value: Any) -> torch.dtype:
-        _require(isinstance(value, str) and value in _DTYPES, f"{value!r} is no dtype")
+        _require(isinstance(value, str) and value in _DTYPES, f"{value!r} is not a dtype")
         return _DTYPES[value]
 
 

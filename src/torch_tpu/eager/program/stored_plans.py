@@ -16,8 +16,8 @@ from torch_tpu.eager.program import plan_bytes
 from torch_tpu.eager.program.plan import Call, Plan, Slot, data_dtype
 from torch_tpu.ops.tracing import uninitialised
 from torch_tpu.runtime import fingerprint
-from torch_tpu.runtime.client import client
 from torch_tpu.runtime.disk_cache import DiskCache
+from torch_tpu.runtime.process_client import client
 
 # Arguments that say all of themselves.
 _KINDS = (torch.dtype, torch.device, torch.layout, torch.memory_format)

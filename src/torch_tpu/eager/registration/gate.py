@@ -13,18 +13,19 @@ from typing import Any
 
 import torch
 
-_GATES = {
-    "empty.memory_format": "torch_tpu.eager.kernels.empty_view_resize",
-    "empty_strided": "torch_tpu.eager.kernels.empty_view_resize",
-    "_to_copy": "torch_tpu.eager.kernels.copy",
-    "copy_": "torch_tpu.eager.kernels.copy",
-    "_copy_from": "torch_tpu.eager.kernels.copy",
-    "set_.source_Storage_storage_offset": "torch_tpu.eager.kernels.empty_view_resize",
-    "as_strided": "torch_tpu.eager.kernels.empty_view_resize",
-    "view": "torch_tpu.eager.kernels.empty_view_resize",
-}
+from torch_tpu.eager import kernel_table
 
-library = torch.library.Library("aten", "IMPL")
+_GATES = (
+    "empty.memory_format",
+    "empty_strided",
+    "_to_copy",
+    "copy_",
+    "_copy_from",
+    "set_.source_Storage_storage_offset",
+    "as_strided",
+    "view",
+)
+
 _fallback_library = torch.library.Library("_", "IMPL")
 _installed = False
 
@@ -36,11 +37,10 @@ def _gate(name: str) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         nonlocal kernel
         if kernel is None:
-            from torch_tpu.eager.kernel_table import HANDWRITTEN
             from torch_tpu.eager.registration import register
 
             register.install()
-            kernel = HANDWRITTEN[name]
+            kernel = kernel_table.HANDWRITTEN[name]
         return kernel(*args, **kwargs)
 
     return run
@@ -57,7 +57,7 @@ def _first_call(func: Any, *args: Any, **kwargs: Any) -> Any:
     register.install()
     if not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "PrivateUse1"):
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CPU"):
-            return fallback.run_on_cpu(func, args, kwargs, "its library has a kernel for the CPU, none for the device")
+            return fallback.run_on_cpu(func, args, kwargs, "its library has a CPU kernel, but none for the tpu device")
         raise NotImplementedError(
             f"{func} is not implemented for the tpu device, and has no CPU kernel to fall back to. "
             "Move its inputs to the CPU with .cpu()."
@@ -72,5 +72,5 @@ def install() -> None:
         return
     _installed = True
     for name in _GATES:
-        library.impl(name, _gate(name), "PrivateUse1")
+        kernel_table.library("aten").impl(name, _gate(name), "PrivateUse1")
     _fallback_library.fallback(_first_call, "PrivateUse1")

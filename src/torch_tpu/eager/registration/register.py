@@ -15,12 +15,11 @@ from typing import Any
 import torch
 
 from torch_tpu.eager import overload_table
-from torch_tpu.eager.dispatch.operator import Operator
+from torch_tpu.eager.dispatch.operator import Operator, named_program
 from torch_tpu.eager.dispatch.out_form import new_out_kernel
-from torch_tpu.eager.kernel_table import HANDWRITTEN, program_named
+from torch_tpu.eager.kernel_table import HANDWRITTEN, library
 from torch_tpu.eager.kernels.empty_view_resize import host_metadata_kernel
 from torch_tpu.eager.overload_table import Row
-from torch_tpu.eager.registration import gate
 from torch_tpu.patching import patch_registry
 
 HANDWRITTEN_MODULES = (
@@ -70,16 +69,7 @@ def _register_all() -> None:
         if kernel is not None and not _has_kernel(name, "PrivateUse1"):
             # PyTorch calls a bound method sooner than an object that can be called.
             function = kernel.__call__ if isinstance(kernel, Operator) else kernel
-            _library(name.partition("::")[0]).impl(name.partition("::")[2], function, "PrivateUse1")
-
-
-_libraries: dict[str, torch.library.Library] = {"aten": gate.library}
-
-
-def _library(namespace: str) -> torch.library.Library:
-    if namespace not in _libraries:
-        _libraries[namespace] = torch.library.Library(namespace, "IMPL")
-    return _libraries[namespace]
+            library(name.partition("::")[0]).impl(name.partition("::")[2], function, "PrivateUse1")
 
 
 def _kernel(name: str, row: Row) -> Callable[..., Any] | None:
@@ -90,7 +80,7 @@ def _kernel(name: str, row: Row) -> Callable[..., Any] | None:
         return new_out_kernel(name, row.twin)
     if row.kind == overload_table.VIEW:
         return host_metadata_kernel(overload_table.overload(name))
-    return program_named(name, row)
+    return named_program(name, row)
 
 
 def kernel_for(name: str) -> Callable[..., Any] | None:

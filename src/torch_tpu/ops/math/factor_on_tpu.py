@@ -13,7 +13,7 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured, types
 from torch_tpu.hlo.array import Array
-from torch_tpu.ops.math.matrices import adjoint, diagonal, eye
+from torch_tpu.ops.math.matrices import adjoint, diagonal, eye, triangle
 from torch_tpu.ops.matmul import matrix_product
 
 # Jacobi's method makes at most so many sweeps, and ends at this relative size off the diagonal, as JAX has it.
@@ -24,6 +24,43 @@ Factors = tuple[Array, Array, Array]
 
 def _real(dtype: torch.dtype) -> torch.dtype:
     return types.REAL_PART.get(dtype, dtype)
+
+
+# --- Cholesky ----------------------------------------------------------------------------------------------------
+
+
+def potrf(a: Array, upper: bool) -> tuple[Array, Array]:
+    """The Cholesky factor in one triangle, and the order of the first leading minor that is not positive definite."""
+    factor = structured.cholesky(a, lower=not upper)
+    pivots = hlo.real(diagonal(factor))
+    failed = ~structured.reduce_and(pivots > 0, [pivots.ndim - 1])
+    # XLA only says that a matrix failed. Where, is looked for when one did.
+    (order,) = structured.conditional(
+        structured.reduce_or(failed, list(range(failed.ndim))),
+        lambda: _order_of_failure(adjoint(a) if upper else a),
+        lambda: hlo.zeros(failed.shape, torch.int32),
+        [(failed.shape, torch.int32)],
+    )
+    return factor, hlo.select(failed, order, 0)
+
+
+def _order_of_failure(a: Array) -> Array:
+    """Eliminates one column after the other: the order of the first leading minor whose pivot is not positive."""
+    n, last = a.shape[-1], a.ndim - 1
+
+    def entry(x: Array, k: Array) -> Array:
+        return structured.reduce_sum(hlo.select(hlo.iota(x.shape, x.ndim - 1).eq(k), x, 0), [x.ndim - 1])
+
+    def eliminate(k: Array, rest: Array, order: Array) -> list[Array]:
+        column = entry(rest, k)
+        pivot = hlo.real(entry(column, k))
+        order = hlo.select(order.eq(0) & ~(pivot > 0), k + 1, order)
+        product = hlo.expand_dims(column, -1) * hlo.expand_dims(hlo.conj(column), -2)
+        return [rest - product / hlo.convert(hlo.expand_dims(pivot, -1, -2), rest.dtype), order]
+
+    below = triangle(a, upper=False)
+    order = structured.fori_loop(n, eliminate, [below, hlo.zeros(a.shape[: last - 1], torch.int32)])[1]
+    return hlo.select(order.eq(0), n, order)  # another order of the sums decided
 
 
 # --- LU and QR ---------------------------------------------------------------------------------------------------

@@ -78,10 +78,8 @@ def _info(a: Array) -> Result:
 
 def potrf(a: Array, upper: bool) -> tuple[Array, Array]:
     """The Cholesky factor in one triangle (the other one is undefined), and info."""
-    if not on_lapack():
-        factor = structured.cholesky(a, lower=not upper)
-        failed = structured.reduce_or(hlo.is_nan(factor), [a.ndim - 2, a.ndim - 1])
-        return factor, hlo.convert(failed, torch.int32)
+    if not on_lapack() and a.size:
+        return factor_on_tpu.potrf(a, upper)
     factor, info = _call("potrf", [a], [_same(a), _info(a)], {"uplo": "U" if upper else "L"})
     return factor, info
 

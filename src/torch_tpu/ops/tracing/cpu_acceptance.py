@@ -44,7 +44,7 @@ _MOST_ACCEPTED = 4096
 # Private kernels that look at every entry they are given, as the public ones do that they serve.
 _CHECKED_PRIVATE = re.compile("_foreach_|_softmax$|_log_softmax$|_to_copy|_adaptive_avg_pool")
 # They take tensors of any sizes, as long as the equal ones are equal, and no sizes as numbers.
-_ANY_SIZES = re.compile("(mm|addmm|bmm|baddbmm|mv|addmv|dot|native_batch_norm)$")
+_ANY_SIZES = re.compile("(mm|addmm|bmm|baddbmm|mv|addmv|dot|native_batch_norm)_?$")
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
@@ -136,7 +136,7 @@ def _is_about_number(
 
 def has_domain(func: OpOverload) -> bool:
     """Whether an operator refuses some numbers that its tensors' dtypes could hold."""
-    return func._schema.name.partition("::")[2].removesuffix("_backward") in _WITH_DOMAIN
+    return func._schema.name.partition("::")[2].rstrip("_").removesuffix("_backward") in _WITH_DOMAIN
 
 
 def _small_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, int]:

@@ -58,13 +58,14 @@ _INTEGERS_AND_BOOL = frozenset(
         "multi_margin_loss",
         "multilabel_margin_loss_forward",
         "round.decimals",
+        "segment_reduce",
         "smooth_l1_loss",
     }
 )
 # A tensor without dimensions is returned without a look at what it holds.
 _NUMBER_AS_IT_IS = frozenset({"kthvalue"})
 # Others are refused where a lowering asks for the order of complex numbers, which have none.
-_COMPLEX = frozenset({"gcd", "hypot", "i0", "logit", "special_i0"})
+_COMPLEX = frozenset({"gcd", "hypot", "i0", "logit", "segment_reduce", "special_i0"})
 # Bytes can be images.
 _ALL_BUT_BYTES = re.compile(r"_?upsample_(bilinear2d|bicubic2d|lanczos2d|linear1d|trilinear3d)(_aa)?$")
 

@@ -1,4 +1,4 @@
-"""Where PyTorch's meta kernels give other strides, dtypes or sizes than its CPU kernels: the CPU's, by operator."""
+"""Where PyTorch's meta kernels differ from its CPU kernels in strides, dtypes, sizes or what they take, by operator."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch._prims_common import suggest_memory_format
+
+from torch_tpu.ops.core.schema import signature
 
 aten = torch.ops.aten
 
@@ -124,6 +126,32 @@ _LAYOUTS: dict[OpOverload, dict[int, Layout]] = {
     aten.replication_pad3d.default: {0: _like_input},
     aten.roll.default: {0: _rolled},
 }
+
+
+# What CPU kernels take and meta kernels refuse, by operator and argument: bytes as a condition or class.
+_BYTES_AS: dict[str, dict[str, torch.dtype]] = {
+    "where": {"condition": torch.bool},
+    "nll_loss_forward": {"target": torch.int64},
+    "nll_loss_backward": {"target": torch.int64},
+}
+_BAGS = ("_embedding_bag", "_embedding_bag_forward_only")
+
+
+def for_meta(func: OpOverload, values: list[Any]) -> list[Any]:
+    """Arguments in dtypes that the operator's meta kernel takes."""
+    name = func._schema.name.removeprefix("aten::")
+    if name in _BAGS and values[1].dtype is not values[2].dtype:
+        # Places and where bags begin are promoted.
+        weight, indices, offsets, *rest = values
+        common = torch.promote_types(indices.dtype, offsets.dtype)
+        return [weight, indices.to(common), offsets.to(common), *rest]
+    dtypes = _BYTES_AS.get(name)
+    if dtypes is None:
+        return values
+    return [
+        value.to(dtypes[a.name]) if a.name in dtypes and value.dtype is torch.uint8 else value
+        for a, value in zip(signature(func).arguments, values, strict=True)
+    ]
 
 
 def as_on_cpu(func: OpOverload, meta: Any, args: tuple[Any, ...]) -> Any:

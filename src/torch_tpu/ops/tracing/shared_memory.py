@@ -1,7 +1,8 @@
 """Writes to memory that several elements of a tensor share: which operators the CPU lets do it, and with what result.
 
 It looks for dimensions with stride 0 (an expanded tensor) and lets few operators write to those. Windows that overlap
-(`unfold`) it does not see; there, what is refused here is what computes with what it has just written.
+(`unfold`) it does not see. Where the result depends on the order in which it goes through elements, it does so itself:
+the write has no program (`SharedElements`), so the call runs on the CPU.
 """
 
 from __future__ import annotations
@@ -24,6 +25,19 @@ _EXPANDED: dict[str, Shared] = {
     "tril": "last changed",
     "triu": "last changed",
 }
+_DRAWN = (
+    "bernoulli.p",
+    "cauchy",
+    "exponential",
+    "geometric",
+    "log_normal",
+    "normal_functional",
+    "random",
+    "random.from",
+    "random.to",
+    "uniform",
+)
+# The same whatever the order is in which elements are written.
 _WINDOWS: dict[str, Shared] = {
     **_EXPANDED,
     "clamp": "same",
@@ -31,11 +45,7 @@ _WINDOWS: dict[str, Shared] = {
     "clamp_min": "same",
     "fill.Tensor": "same",
     "relu": "same",
-    "copy": "last",
-    "index_copy": "last changed",
-    "masked_scatter": "last changed",
-    "scatter.src": "last changed",
-    "scatter.value": "last changed",
+    **dict.fromkeys(_DRAWN, "last"),
 }
 
 

@@ -293,7 +293,8 @@ class Tracer(TorchDispatchMode):
         plain = [_plain(v) for v in values]
         check_dtype(rule.name, plain)
         check_dimension(rule.name, sig, plain)
-        args, kwargs = unbind(func, plain)
+        taken = meta_corrections.for_meta(func, plain)
+        args, kwargs = unbind(func, taken)
         target = args[0] if sig.is_inplace and isinstance(args[0], torch.Tensor) else None
         shape = torch.Size() if target is None else target.shape
         try:
@@ -310,7 +311,11 @@ class Tracer(TorchDispatchMode):
         if computed is not None:
             _require_cast(computed, args[0].dtype)
 
-        positional, keyword = unbind(func, [self._operand(v) for v in values])
+        operands = [
+            self._operand(v) if t is p else hlo.convert(self.read(v), t.dtype)
+            for v, p, t in zip(values, plain, taken, strict=True)
+        ]
+        positional, keyword = unbind(func, operands)
         if "out" in rule.extras:
             specs = [Spec(tuple(t.shape), t.dtype) for t in fresh if t is not None]
             if not specs:
