@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from torch_tpu import hooks, metrics
+from torch_tpu import metrics
 from torch_tpu.eager import overload_table
 from torch_tpu.eager.mode import EagerMode
-from torch_tpu.eager.program import plan_table, stored_plans
+from torch_tpu.eager.program import plan_table, plan_tracing, stored_plans
 from torch_tpu.eager.registration import register
 from torch_tpu.ops.tracing import cpu_acceptance
 from torch_tpu.runtime.disk_cache import DiskCache
@@ -27,9 +27,9 @@ def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
     """A new user's disk cache, which takes plans of operators."""
     monkeypatch.setattr(client(), "disk_cache", DiskCache(tmp_path_factory.mktemp("cache")))
     monkeypatch.setattr(stored_plans, "keeps_operators", True)
-    hooks.forget_programs()
+    plan_table.clear()
     yield
-    hooks.forget_programs()
+    plan_table.clear()
 
 
 def _refuse(call: Any, platform: str | None = None) -> Any:
@@ -38,9 +38,9 @@ def _refuse(call: Any, platform: str | None = None) -> Any:
 
 def as_a_new_process(call: Call, x: torch.Tensor) -> Any:
     """The result of a call whose plans are all on disk."""
-    hooks.forget_programs()
+    plan_table.clear()
     cpu_acceptance._accepted.clear()
-    with mock.patch.object(plan_table, "make_plan", _refuse):
+    with mock.patch.object(plan_tracing, "make_plan", _refuse):
         return call(x)
 
 
@@ -106,7 +106,7 @@ def test_calls_that_differ(call: Call, other: Call) -> None:
     """In an argument, its kind, a dtype or a layout."""
     host = torch.rand(2, 3, 4, 5)
     for function in (call, other, call):
-        hooks.forget_programs()
+        plan_table.clear()
         got, expected = function(host.to("tpu")), function(host)
         assert (got.dtype, got.stride()) == (expected.dtype, expected.stride())
         torch.testing.assert_close(got.cpu(), expected)
@@ -116,7 +116,7 @@ def test_settings_that_programs_depend_on() -> None:
     x = torch.ones(2, 2, device="tpu")
 
     def double() -> torch.dtype:
-        hooks.forget_programs()
+        plan_table.clear()
         return (torch.ones(2, dtype=torch.int64, device="tpu") / 2).dtype
 
     assert double() is torch.float32

@@ -11,7 +11,7 @@ from tools.compare import check, check_opinfo, no_fallback
 from torch_tpu import hooks
 from torch_tpu.eager.program import plan_table
 from torch_tpu.eager.program.plan import Plan
-from torch_tpu.runtime.client import client
+from torch_tpu.runtime.process_client import client
 
 # tests/ops/test_factor_on_tpu.py has what stands in for LAPACK, tests/plugin/ what runs on the host.
 lapack = pytest.mark.jaxlib_cpu("programs of a plug-in can't call jaxlib's LAPACK")

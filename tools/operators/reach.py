@@ -227,15 +227,17 @@ class _Uncompiled:
 def _rehearsal() -> Iterator[None]:
     """Programs are made but not compiled, in a table of their own; the fallback raises."""
 
+    trace = plan_tracing.make_plan
+
     def make_plan(call: plan.Call) -> plan.Plan:
         call.checks = False
-        return plan_tracing.make_plan(call)
+        return trace(call)
 
     uncompiled = _Uncompiled()
     plan_table.fast_path_plans.clear()
     with (
         mock.patch.object(plan, "client", return_value=uncompiled),
-        mock.patch.object(plan_table, "make_plan", make_plan),
+        mock.patch.object(plan_tracing, "make_plan", make_plan),
         mock.patch.object(stored_plans, "keeps_operators", False),
         mock.patch.object(plan_table, "plans", Recent(4096)),
         mock.patch.dict(os.environ, {"TORCH_TPU_FALLBACK": "error"}),

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from torch_tpu.device.device_index import DEVICE_COUNT, get_device_index
-from torch_tpu.runtime import process_client
 
 __all__ = [
     "current_device",
@@ -73,7 +72,7 @@ class DeviceProperties:
 
 @functools.cache
 def _properties() -> DeviceProperties:
-    from torch_tpu.runtime import memory_limits, platform
+    from torch_tpu.runtime import memory_limits, platform, process_client
 
     chosen = platform.choose(os.environ)
     # A stand-in's name does not depend on the device, so asking for it starts no client.

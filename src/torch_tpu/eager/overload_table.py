@@ -144,7 +144,7 @@ def _parse(content: bytes) -> tuple[dict[str, Row], dict[str, str]]:
             for name, (kind, twin, is_list, data, wide, writes) in table["rows"].items()
         }
         index: dict[str, str] = table["families"]
-        if {row.kind for row in rows.values()} <= _KINDS and set(index.values()) <= set(families.FAMILIES):
+        if {row.kind for row in rows.values()} <= _KINDS and set(index.values()) <= {*families.FAMILIES, ""}:
             return rows, index
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(str(error)) from None

@@ -173,7 +173,7 @@ def _check_transposed(stride: Ints, dilation: Ints, output_padding: Ints, sizes:
             f"output padding must be smaller than either stride or dilation, but got output padding "
             f"{list(output_padding)}, stride {list(stride)} and dilation {list(dilation)}"
         )
-    if min(sizes, default=0) < 0:
+    if min(sizes, default=1) < 1:
         raise RuntimeError(f"Calculated output size per channel: {tuple(sizes)}. Output size is too small")
 
 
@@ -190,6 +190,8 @@ def convolution(
     groups: int,
     out: Spec,
 ) -> Array:
+    if min(dilation, default=1) < 1:
+        raise RuntimeError(f"dilation should be greater than zero, but got {list(dilation)}")
     if transposed:
         _check_transposed(stride, dilation, output_padding, out.shape[2:])
     adjoint_or_plain = spread if transposed else correlate

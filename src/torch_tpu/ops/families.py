@@ -7,8 +7,10 @@ Which operators a family has is known when it is loaded. An index that an earlie
 from __future__ import annotations
 
 import importlib
+import sys
 import threading
 from collections.abc import Mapping
+from types import FrameType
 
 FAMILIES = (
     "assertion",
@@ -102,3 +104,14 @@ def use_index(index: Mapping[str, str]) -> None:
     """Says which family has the lowering or decomposition of each operator."""
     global _index
     _index = index
+
+
+def registering() -> str:
+    """The family whose import registers an operator now; empty outside of one."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        package, _, module = frame.f_globals.get("__name__", "").rpartition(".")
+        if package == "torch_tpu.ops" and module in FAMILIES and frame.f_code.co_name == "<module>":
+            return module
+        frame = frame.f_back
+    return ""

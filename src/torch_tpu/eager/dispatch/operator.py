@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._ops import OpOverload
 
 from torch_tpu import hooks, metrics
-from torch_tpu.eager import mode, overload_table
+from torch_tpu.eager import mode
 from torch_tpu.eager.deferred import deferred_graph
 from torch_tpu.eager.dispatch import fast_path
 from torch_tpu.eager.dispatch.fast_path import PLAIN, SHARED
 from torch_tpu.eager.dispatch.launch import launch
 from torch_tpu.eager.host import scalar_check, shape_churn
-from torch_tpu.eager.host.fallback import as_cpu_raises, run_on_cpu
+from torch_tpu.eager.host.fallback import as_cpu_raises, policy, run_on_cpu
 from torch_tpu.eager.host.memory_overlap import check_overlap
 from torch_tpu.eager.host.shape_churn import OnHost
-from torch_tpu.eager.overload_table import Row, overload
+from torch_tpu.eager.overload_table import Row, overload, row_of, rows
 from torch_tpu.eager.program import plan_table
 from torch_tpu.eager.program.call_signature import LAST_INT64, CallSignature, Changed, computes_wide, placeholders
 from torch_tpu.eager.program.plan import Call, Plan
 from torch_tpu.hooks import check_device
 from torch_tpu.ops.core import derived
+from torch_tpu.ops.core.argument_mapper import mapped
 from torch_tpu.ops.core.schema import signature
 from torch_tpu.ops.tracing.cpu_acceptance import check_kinds, has_domain
 from torch_tpu.runtime.process_client import client
@@ -186,7 +187,11 @@ class Operator:
                 lambda: check_kinds(self.func, args, kwargs),
             )
         except Exception as error:
-            raise as_cpu_raises(self.func, args, kwargs, error) from None
+            known = as_cpu_raises(self.func, args, kwargs, error)
+            if known is not error or policy() == "error" or isinstance(error, torch.OutOfMemoryError):
+                raise known from None
+            # The CPU takes it: some meta kernels refuse more.
+            plan = plan_table.keep(key, plan_table.Unsupported(f"{type(error).__name__}: {error}"))
         if kind is not None:
             shape_churn.made(kind)
         return plan
@@ -330,12 +335,12 @@ def _equal_groups(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
 def _made_elsewhere(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> Any:
     """A tensor like one of the device's (`zeros_like`, `new_full`) on another device, which needs no contents of it."""
 
-    def like(t: Any) -> Any:
-        if not isinstance(t, _Tensor) or t.device.type != "tpu":
+    def like(t: torch.Tensor) -> torch.Tensor:
+        if t.device.type != "tpu":
             return t
         return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device)
 
-    return func(*map(like, args), **kwargs)
+    return func(*mapped(args, like, device), **kwargs)
 
 
 def checks_bounds() -> bool:
@@ -346,18 +351,15 @@ def checks_bounds() -> bool:
 _programs: dict[str, Operator] = {}
 
 
-def as_program(func: OpOverload) -> Operator:
+def as_program(func: OpOverload) -> Callable[..., Any]:
     """The kernel that runs an overload as a compiled program."""
     name = func.name()
-    return _programs.get(name) or named_program(
-        name, overload_table.rows().get(name) or overload_table.row_of(name, func)
-    )
+    return _programs.get(name) or program_named(name, rows().get(name) or row_of(name, func))
 
 
-def named_program(name: str, row: Row) -> Operator:
+def program_named(name: str, row: Row) -> Operator:
     """The same, by the overload's name; the overload itself is looked at when the kernel is first called."""
     found = _programs.get(name)
     if found is None:
-        made = _NewListOperator(name, row) if row.is_list else _NewOperator(name, row)
-        found = _programs.setdefault(name, made)
+        found = _programs.setdefault(name, _NewListOperator(name, row) if row.is_list else _NewOperator(name, row))
     return found

@@ -14,6 +14,7 @@ from torch_tpu.eager.host.memory_overlap import check_overlap
 from torch_tpu.eager.kernel_table import HANDWRITTEN
 from torch_tpu.eager.overload_table import overload
 from torch_tpu.hlo.strided import SharedElements, is_dense, shares_elements
+from torch_tpu.ops.core.argument_mapper import tensors
 from torch_tpu.ops.core.schema import bind, call, signature, unbind
 from torch_tpu.tensor.errors import device_mismatch
 
@@ -41,15 +42,15 @@ class OutKernel:
         arguments = self.sig.arguments
         outs = [v for a, v in zip(arguments, values, strict=True) if a.is_out]
         given = {a.name: v for a, v in zip(arguments, values, strict=True) if not a.is_out}
-        for out in _tensors(outs):
+        for out in tensors(outs):
             if out.device.type != "tpu":
                 raise device_mismatch(out)
-        for value in _tensors(given.values()):
+        for value in tensors(given):
             # A host tensor of one number may be an operand.
-            if isinstance(value, torch.Tensor) and value.device.type != "tpu" and value.dim():
+            if value.device.type != "tpu" and value.dim():
                 raise device_mismatch(value)
         check_overlap(self.func, args, kwargs)
-        if any(shares_elements(out.shape, out.stride()) for out in _tensors(outs)):
+        if any(shares_elements(out.shape, out.stride()) for out in tensors(outs)):
             return run_on_cpu(self.func, args, kwargs, str(SharedElements()))
         # The form without a mask wants every result.
         given.setdefault("output_mask", [True] * len(outs))
@@ -68,12 +69,12 @@ class OutKernel:
             results = call(self.functional, positional, keyword)
         except (RuntimeError, TypeError, IndexError) as raised:
             raise as_cpu_raises(self.func, args, kwargs, raised) from None
-        flat = _tensors(results if isinstance(results, (list, tuple)) else [results])
+        flat = list(tensors(results))
         if self.name in _FILLS and outs[0].numel() == flat[0].numel():
             flat = [flat[0].reshape(outs[0].shape)]
-        pairs = list(zip(_tensors(outs), flat, strict=True))
+        pairs = list(zip(tensors(outs), flat, strict=True))
         # Which other dtypes and shapes `out` may have, and what is raised for the rest, is each operator's own affair.
-        operands = _tensors(given.values())
+        operands = list(tensors(given))
         fits = all(
             out.dtype is r.dtype
             and (out.shape == r.shape or not (out.numel() or any(out is operand for operand in operands)))
@@ -106,13 +107,6 @@ def raise_as_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     """Raises what the CPU raises for a call, if it does."""
     if error := cpu_error(func, args, kwargs):
         raise error
-
-
-def _tensors(values: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for v in values:
-        found.extend(_tensors(v) if isinstance(v, (list, tuple)) else [v])
-    return found
 
 
 def place(out: torch.Tensor, result: torch.Tensor) -> None:

@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 from torch_tpu.eager.kernel_table import HANDWRITTEN
 from torch_tpu.hlo.strided import shares_elements
 from torch_tpu.ops.core import derived
+from torch_tpu.ops.core.argument_mapper import mapped, mapped_back, tensors
 from torch_tpu.ops.core.schema import bind, call, signature
 from torch_tpu.tensor.storage import Content, Value, publishing, value_of
 from torch_tpu.tensor.transfer import from_host, host_memory, host_tensor, upload
@@ -96,11 +97,7 @@ class _Copies:
 
     def originals(self, value: Any) -> Any:
         """What the call returned, on the device."""
-        if isinstance(value, torch.Tensor):
-            return self._originals[id(value)] if id(value) in self._originals else from_host(value)
-        if isinstance(value, (list, tuple)):
-            return type(value)([self.originals(item) for item in value])
-        return value
+        return mapped_back(value, self._originals, from_host)
 
 
 def written_tensors(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
@@ -110,28 +107,3 @@ def written_tensors(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, A
     for argument, value in zip(signature(func).arguments, bind(func, args, kwargs), strict=True):
         if argument.is_written or argument.name in unmarked:
             yield from (t for t in tensors(value) if t.is_tpu)
-
-
-def tensors(value: Any) -> Iterator[Any]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors(item)
-    elif isinstance(value, dict):
-        yield from tensors(list(value.values()))
-
-
-def mapped(value: Any, on_tensor: Callable[[torch.Tensor], Any], device: torch.device) -> Any:
-    """Arguments for another device: with other tensors, and no generator."""
-    if isinstance(value, torch.Tensor):
-        return on_tensor(value)
-    if isinstance(value, torch.device):
-        return device
-    if isinstance(value, torch._C.Generator):
-        return None
-    if isinstance(value, (list, tuple)):
-        return type(value)([mapped(item, on_tensor, device) for item in value])
-    if isinstance(value, dict):
-        return {name: mapped(item, on_tensor, device) for name, item in value.items() if name != "pin_memory"}
-    return value

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,12 +14,12 @@ from torch._ops import OpOverload
 
 from torch_tpu import metrics
 from torch_tpu.eager.host import copied_arguments
-from torch_tpu.eager.host.copied_arguments import tensors
 from torch_tpu.eager.kernel_table import HANDWRITTEN
 from torch_tpu.hlo.strided import shares_elements
 from torch_tpu.metrics import user_lines
 from torch_tpu.metrics.user_lines import Place
 from torch_tpu.metrics.user_warnings import warn
+from torch_tpu.ops.core.argument_mapper import cpu_error_with, mapped, mapped_back, once, tensors
 from torch_tpu.ops.core.schema import bind, call, signature
 from torch_tpu.ops.tracing.cpu_acceptance import on_cpu
 from torch_tpu.runtime.process_client import client
@@ -59,18 +58,21 @@ def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], 
     _check_kind(result, name)
     # What the CPU or the device refuses is no matter of the fallback.
     admit(name, reason, user_lines.here_or_backward())
-    if shared:
-        return _to_device(
-            result, {id(host): t for t in tensors((args, kwargs)) if (host := moved.get(id(t))) is not None}
-        )
+    if not shared:
+        for t in _written(func, args, kwargs):
+            _write_back(t, moved[id(t)])
+    originals = {id(moved[id(t)]): t for t in tensors((args, kwargs)) if t.is_tpu}
+    return mapped_back(result, originals, _on_device)
 
-    originals: dict[int, torch.Tensor] = {}
-    for a, value in zip(signature(func).arguments, args, strict=False):
-        _write_back(a.is_written, value, moved, originals)
-    for a in signature(func).arguments:
-        if a.name in kwargs:
-            _write_back(a.is_written, kwargs[a.name], moved, originals)
-    return _to_device(result, originals)
+
+def _write_back(t: torch.Tensor, host: torch.Tensor) -> None:
+    if not t.is_tpu:  # type: ignore[attr-defined]
+        return
+    if host.device.type == "meta":
+        host = torch.zeros((), dtype=host.dtype).expand(host.shape)
+    if t.shape != host.shape:
+        t.resize_(host.shape)
+    HANDWRITTEN["copy_"](t, host)
 
 
 def admit(name: str, reason: str, place: Place) -> None:
@@ -101,9 +103,14 @@ def _run(
     func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], moved: dict[int, torch.Tensor], device: str
 ) -> Any:
     """Runs an operator's CPU kernel on copies, or its meta kernel, which suffices where tensors have no contents."""
+
+    def copy(t: torch.Tensor) -> torch.Tensor:
+        if t.device.type != "tpu":
+            return t.to("meta") if device == "meta" else t
+        return to_host(t) if device == "cpu" else host_view(t).to("meta")
+
     with metrics.waiting("operator on the CPU"):
-        host_args = tuple(_moved(v, moved, device) for v in args)
-        host_kwargs = {k: _moved(v, moved, device) for k, v in kwargs.items() if k != "pin_memory"}
+        host_args, host_kwargs = mapped((args, kwargs), once(copy, moved), torch.device(device))
     return call(func, host_args, host_kwargs)
 
 
@@ -133,96 +140,31 @@ def cpu_error(
         before_reading: called before the device's tensors are read.
     """
     func = on_cpu(func)
-    error = _trial(func, args, kwargs, _stand_in)
+    written = {id(t) for t in _written(func, args, kwargs)}
+
+    def stand_in(t: torch.Tensor) -> torch.Tensor:
+        # A large tensor is one element seen many times, which costs nothing, unless it is to be written.
+        if id(t) in written or t.numel() < 2**20:
+            return torch.zeros(t.shape, dtype=t.dtype)
+        return torch.zeros((), dtype=t.dtype).expand(t.shape)
+
+    def copy(t: torch.Tensor) -> torch.Tensor:
+        return to_host(t) if t.device.type == "tpu" else t.detach().clone()
+
+    error = cpu_error_with(func, args, kwargs, stand_in)
     if error is None:
         return None
     if before_reading is not None:
         before_reading()
     if client().runs:
-        return _trial(func, args, kwargs, _copy_of)
+        return cpu_error_with(func, args, kwargs, copy)
     return None if str(error) == "ZeroDivisionError" else error  # there are no contents to ask
 
 
-def _trial(
-    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], replaced: Callable[..., Any]
-) -> Exception | None:
-    """What the CPU raises for a call whose tensors are replaced by some on the host."""
-    stand_ins: dict[int, torch.Tensor] = {}
-    for argument, value in zip(signature(func).arguments, bind(func, args, kwargs), strict=True):
-        if argument.is_written:
-            replaced(value, stand_ins, written=True)
-    positional = [replaced(v, stand_ins) for v in args]
-    named = {k: replaced(v, stand_ins) for k, v in kwargs.items() if k != "pin_memory"}
-    try:
-        # The trial neither moves the CPU's generator nor warns.
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
-            call(func, positional, named)
-    except Exception as known:
-        return known.with_traceback(None)
-    return None
-
-
-def _copy_of(value: Any, copies: dict[int, torch.Tensor], *, written: bool = False) -> Any:
-    """Arguments with the device's tensors copied to the host."""
-    if isinstance(value, torch.Tensor):
-        if id(value) not in copies:
-            copies[id(value)] = to_host(value) if value.device.type == "tpu" else value.detach().clone()
-        return copies[id(value)]
-    return _stand_in_of_no_tensor(value, copies, _copy_of, written)
-
-
-def _stand_in(value: Any, stand_ins: dict[int, torch.Tensor], *, written: bool = False) -> Any:
-    if isinstance(value, torch.Tensor):
-        if id(value) not in stand_ins:
-            # A large tensor is one element seen many times, which costs nothing, unless it is to be written.
-            stand_ins[id(value)] = (
-                torch.zeros(value.shape, dtype=value.dtype)
-                if written or value.numel() < 2**20
-                else torch.zeros((), dtype=value.dtype).expand(value.shape)
-            )
-        return stand_ins[id(value)]
-    return _stand_in_of_no_tensor(value, stand_ins, _stand_in, written)
-
-
-def _stand_in_of_no_tensor(
-    value: Any, stand_ins: dict[int, torch.Tensor], replaced: Callable[..., Any], written: bool
-) -> Any:
-    if isinstance(value, torch.device):
-        return torch.device("cpu")
-    if isinstance(value, (list, tuple)):
-        return type(value)([replaced(v, stand_ins, written=written) for v in value])
-    return None if isinstance(value, torch._C.Generator) else value
-
-
-def _moved(value: Any, moved: dict[int, torch.Tensor], device: str) -> Any:
-    if isinstance(value, torch.Tensor):
-        if value.device.type != "tpu":
-            return value.to("meta") if device == "meta" else value
-        if id(value) not in moved:
-            moved[id(value)] = to_host(value) if device == "cpu" else host_view(value).to("meta")
-        return moved[id(value)]
-    if isinstance(value, torch.device):
-        return torch.device(device)
-    if isinstance(value, (list, tuple)):
-        return type(value)([_moved(v, moved, device) for v in value])
-    if isinstance(value, torch._C.Generator):
-        return None
-    return value
-
-
-def _write_back(written: bool, value: Any, moved: dict[int, torch.Tensor], originals: dict[int, torch.Tensor]) -> None:
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            _write_back(written, item, moved, originals)
-    elif isinstance(value, torch.Tensor) and id(value) in moved:
-        host = moved[id(value)]
-        originals[id(host)] = value
-        if written:
-            if host.device.type == "meta":
-                host = torch.zeros((), dtype=host.dtype).expand(host.shape)
-            if value.shape != host.shape:
-                value.resize_(host.shape)
-            HANDWRITTEN["copy_"](value, host)
+def _written(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors among the arguments that the schema says are written."""
+    bound = zip(signature(func).arguments, bind(func, args, kwargs), strict=True)
+    return [t for argument, value in bound if argument.is_written for t in tensors(value)]
 
 
 def _check_kind(result: Any, name: str) -> None:
@@ -237,14 +179,5 @@ def _check_kind(result: Any, name: str) -> None:
             raise no_such_tensors("strided nested", name)
 
 
-def _to_device(result: Any, originals: dict[int, torch.Tensor]) -> Any:
-    if isinstance(result, torch.Tensor):
-        original = originals.get(id(result))
-        if original is not None:
-            return original
-        if result.device.type == "meta":
-            return torch.zeros_like(result, device="tpu")
-        return from_host(result)
-    if isinstance(result, (list, tuple)):
-        return type(result)([_to_device(r, originals) for r in result])
-    return result
+def _on_device(t: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(t, device="tpu") if t.device.type == "meta" else from_host(t)

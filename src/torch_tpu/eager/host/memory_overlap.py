@@ -7,15 +7,14 @@ does is tried once for each way in which a call's arguments overlap.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
 from torch_tpu.hlo.strided import is_dense
-from torch_tpu.ops.core.schema import bind, call, signature
+from torch_tpu.ops.core.argument_mapper import cpu_error_with, tensors
+from torch_tpu.ops.core.schema import bind, signature
 from torch_tpu.recent import Recent
 from torch_tpu.runtime.process_client import client
 from torch_tpu.tensor.transfer import host_view
@@ -29,13 +28,13 @@ _OF_ONE = "unsupported operation: more than one element of the written-to tensor
 def check_overlap(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raises what the CPU raises where a written tensor and another argument share memory."""
     values = bind(func, args, kwargs)
-    tensors = [(i, k, t) for i, value in enumerate(values) for k, t in enumerate(_tensors(value))]
+    given = [(i, k, t) for i, value in enumerate(values) for k, t in enumerate(tensors(value))]
     written = [i for i, a in enumerate(signature(func).arguments) if a.is_written]
     found = {
         (i, j, k == m, overlap)
-        for i, k, target in tensors
+        for i, k, target in given
         if i in written
-        for j, m, other in tensors
+        for j, m, other in given
         if (i, k) != (j, m) and (overlap := _overlap(target, other))
     }
     if not found:
@@ -66,24 +65,23 @@ def _tried(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> s
 def _error(
     func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], *, contents: bool = False
 ) -> Exception | None:
-    """What the CPU raises for a call on tensors that lie in memory as the device's do."""
-    stand_ins: dict[int, Any] = {}
-    positional = _stand_in(args, stand_ins, contents)
-    named = {k: _stand_in(v, stand_ins, contents) for k, v in kwargs.items() if k != "pin_memory"}
-    try:
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
-            call(func, positional, named)
-    except Exception as error:
-        return error.with_traceback(None)
-    return None
+    """What the CPU raises for a call on tensors that lie in memory as the device's do.
 
+    Args:
+        contents: with those of the device; else zeros.
+    """
+    storages: dict[int, torch.UntypedStorage] = {}
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for v in value:
-            yield from _tensors(v)
+    def stand_in(t: torch.Tensor) -> torch.Tensor:
+        if not t.is_tpu:  # type: ignore[attr-defined]
+            return t
+        storage = t.untyped_storage()
+        if id(storage) not in storages:
+            storages[id(storage)] = torch.zeros(storage.nbytes(), dtype=torch.uint8).untyped_storage()
+        found = torch.empty(0, dtype=t.dtype).set_(storages[id(storage)], int(t.storage_offset()), t.shape, t.stride())
+        return found.copy_(host_view(t)) if contents else found
+
+    return cpu_error_with(func, args, kwargs, stand_in)
 
 
 def _overlap(a: torch.Tensor, b: torch.Tensor) -> str:
@@ -103,24 +101,3 @@ def _overlap(a: torch.Tensor, b: torch.Tensor) -> str:
 def _range(t: torch.Tensor) -> tuple[int, int]:
     begin = int(t.storage_offset()) * t.element_size()
     return begin, begin + t.numel() * t.element_size()
-
-
-def _stand_in(value: Any, known: dict[int, Any], contents: bool) -> Any:
-    """Tensors on the CPU that lie in memory as the device's do, zeros unless their `contents` are asked for."""
-    if isinstance(value, torch.Tensor):
-        if not value.is_tpu:  # type: ignore[attr-defined]
-            return value
-        if id(value) not in known:
-            storage = value.untyped_storage()
-            if id(storage) not in known:
-                known[id(storage)] = torch.zeros(storage.nbytes(), dtype=torch.uint8).untyped_storage()
-            place = (value.storage_offset(), value.shape, value.stride())
-            known[id(value)] = torch.empty(0, dtype=value.dtype).set_(known[id(storage)], *place)
-            if contents:
-                known[id(value)].copy_(host_view(value))
-        return known[id(value)]
-    if isinstance(value, (list, tuple)):
-        return type(value)([_stand_in(v, known, contents) for v in value])
-    if isinstance(value, torch.device):
-        return torch.device("cpu")
-    return None if isinstance(value, torch._C.Generator) else value

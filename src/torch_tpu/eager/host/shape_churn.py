@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 
 from torch_tpu import metrics
 from torch_tpu.eager.host import copied_arguments, fallback
-from torch_tpu.eager.host.copied_arguments import mapped, tensors
+from torch_tpu.ops.core.argument_mapper import mapped, tensors
 from torch_tpu.ops.core.schema import bind, call, signature
 from torch_tpu.runtime.process_client import client
 from torch_tpu.tensor.storage import value_of

@@ -30,7 +30,7 @@ from torch_tpu.tensor.storage import Geometry
 if TYPE_CHECKING:
     from torch_tpu.hlo import module
 else:
-    # A plan from the disk is run as bytes.
+    # A plan from the disk needs it only to be part of a bigger program.
     module = delayed.module("torch_tpu.hlo.module", globals(), "module")
 
 hooks.traces = builds_here

@@ -20,7 +20,7 @@ from torch_tpu.tensor.errors import check_fits
 if TYPE_CHECKING:
     from torch_tpu.eager.program import plan_tracing
 else:
-    # With the tracer and MLIR: not where plans are on disk.
+    # Plans from the disk need neither MLIR nor the tracer.
     plan_tracing = delayed.module("torch_tpu.eager.program.plan_tracing", globals(), "plan_tracing")
 
 # Plan or Unsupported by signature. Forgetting a plan also frees its executable.
@@ -67,11 +67,6 @@ def keep(key: tuple[Any, ...], instead: Any) -> Any:
         return plans.keep(key, instead)
 
 
-def make_plan(call: Call) -> Plan:
-    """Traces a call."""
-    return plan_tracing.make_plan(call)
-
-
 def find_plan(
     key: tuple[Any, ...], sig: CallSignature, make: Callable[[], Call], judge: Callable[[], None] | None = None
 ) -> Plan | Unsupported:
@@ -92,7 +87,7 @@ def find_plan(
             call = make()
             plan = stored_plans.find(call)
             if plan is None:
-                plan = make_plan(call)
+                plan = plan_tracing.make_plan(call)
                 stored_plans.keep(call, plan)
             elif judge is not None:
                 judge()

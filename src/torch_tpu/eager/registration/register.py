@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from torch_tpu.eager import overload_table
-from torch_tpu.eager.dispatch.operator import Operator, named_program
+from torch_tpu.eager.dispatch.operator import Operator, program_named
 from torch_tpu.eager.dispatch.out_form import new_out_kernel
 from torch_tpu.eager.kernel_table import HANDWRITTEN, library
 from torch_tpu.eager.kernels.empty_view_resize import host_metadata_kernel
@@ -80,7 +80,7 @@ def _kernel(name: str, row: Row) -> Callable[..., Any] | None:
         return new_out_kernel(name, row.twin)
     if row.kind == overload_table.VIEW:
         return host_metadata_kernel(overload_table.overload(name))
-    return named_program(name, row)
+    return program_named(name, row)
 
 
 def kernel_for(name: str) -> Callable[..., Any] | None:

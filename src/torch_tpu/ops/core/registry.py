@@ -24,7 +24,6 @@ Parameters a lowering may ask for by name, beyond the schema's:
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -85,8 +84,8 @@ class NoLowering(NotImplementedError):
 _lowerings: dict[str, Lowering] = {}
 _higher_order: dict[str, Callable[..., Any]] = {}
 _decompositions: dict[str, Callable[..., Any]] = {}
-# The module that registers each lowering or decomposition: where a reader of docs/operators.md is sent.
-_modules: dict[str, str] = {}
+# The family that registers each operator: what loads its lowering, and where docs/operators.md sends its reader.
+_families: dict[str, str] = {}
 
 
 def name_of(func: OpOverload) -> str:
@@ -109,11 +108,12 @@ def lower(
         parameters = inspect.signature(function).parameters
         extras = tuple(name for name in EXTRAS if name in parameters)
         structure = dict(static) if isinstance(static, Mapping) else dict.fromkeys(static)
+        family = families.registering()
         for name in names:
+            _families[name] = family
             if name in _lowerings:
                 raise ValueError(f"{name} is lowered twice: by {_lowerings[name].function} and {function}")
             _lowerings[name] = Lowering(name, function, structure, frozenset(data), tuple(mutates), wide, extras)
-            _modules[name] = _registering_module()
         return function
 
     return register
@@ -123,20 +123,13 @@ def decompose(*names: str) -> Callable[[Function], Function]:
     """Registers a function of tensors, written with torch operators, that replaces an operator."""
 
     def register(function: Function) -> Function:
+        family = families.registering()
         for name in names:
+            _families[name] = family
             _decompositions[name] = function
-            _modules[name] = _registering_module()
         return function
 
     return register
-
-
-def _registering_module() -> str:
-    """The module whose top level is being executed: a decorator's own module is not it, nor is a loop's function."""
-    frame = sys._getframe(1)
-    while frame.f_code.co_name != "<module>" and frame.f_back is not None:
-        frame = frame.f_back
-    return str(frame.f_globals["__name__"])
 
 
 def lower_higher_order(*names: str) -> Callable[[Function], Function]:
@@ -146,9 +139,10 @@ def lower_higher_order(*names: str) -> Callable[[Function], Function]:
     """
 
     def register(function: Function) -> Function:
+        family = families.registering()
         for name in names:
+            _families[name] = family
             _higher_order[name] = function
-            _modules[name] = _registering_module()
         return function
 
     return register
@@ -184,9 +178,9 @@ def decomposes_here(func: OpOverload) -> bool:
 
 def module_of(func: OpOverload) -> str | None:
     """The module that registers an operator's lowering or decomposition; None where there is none here."""
-    name = name_of(func)
-    families.load_family_of(name)
-    return _modules.get(name)
+    families.load()
+    family = _families.get(name_of(func))
+    return f"torch_tpu.ops.{family}" if family else None
 
 
 def names() -> list[str]:
@@ -198,4 +192,4 @@ def names() -> list[str]:
 def index() -> dict[str, str]:
     """The family of every operator with a lowering or decomposition of its own."""
     families.load()
-    return {name: module.rpartition(".")[2] for name, module in _modules.items()}
+    return dict(_families)

@@ -9,13 +9,13 @@ are not tried.
 from __future__ import annotations
 
 import re
-import warnings
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
-from torch_tpu.ops.core.schema import bind, call, signature, unbind
+from torch_tpu.ops.core.argument_mapper import cpu_error_with, tensors
+from torch_tpu.ops.core.schema import bind, signature, unbind
 
 # Tensors of so many elements are tried as they are; of larger ones each size becomes a small one of its own.
 _SMALL = 2**9
@@ -59,7 +59,7 @@ def check_kinds(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any])
     Args:
         args, kwargs: with meta tensors, and numbers as they are.
     """
-    if func.namespace != "aten" or not (_tensors([args, kwargs]) or has_domain(func)):
+    if func.namespace != "aten" or not (any(True for _ in tensors([args, kwargs])) or has_domain(func)):
         return
     func = on_cpu(func)
     unusual = _is_unusual([*args, *kwargs.values()])
@@ -141,10 +141,10 @@ def has_domain(func: OpOverload) -> bool:
 
 def _small_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, int]:
     """By what the sizes of large tensors are replaced: equal ones by equal ones, larger ones by larger ones."""
-    tensors = _tensors([args, kwargs])
-    if sum(t.numel() for t in tensors) <= _SMALL:
+    found = list(tensors([args, kwargs]))
+    if sum(t.numel() for t in found) <= _SMALL:
         return {}
-    given = {size for t in tensors for size in t.shape}
+    given = {size for t in found for size in t.shape}
     return {size: size if size < 3 else 3 + k for k, size in enumerate(sorted(given))}
 
 
@@ -158,18 +158,10 @@ def described(value: Any) -> Any:
 
 
 def _is_unusual(values: Any) -> bool:
-    dtypes = {t.dtype for t in _tensors(values)}
+    dtypes = {t.dtype for t in tensors(values)}
     if not dtypes:
         return False
     return len(dtypes) > 1 or not dtypes <= _FLOATS or any(type(v) in (bool, complex) for v in values)
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        return _tensors(list(value.values()))
-    return [t for v in value for t in _tensors(v)] if isinstance(value, (list, tuple)) else []
 
 
 def _integers(value: Any) -> list[int]:
@@ -193,29 +185,14 @@ def _tried(
     Args:
         floats: the dtype of floating-point tensors, if not their own.
     """
-    known: dict[int, torch.Tensor] = {}
 
-    def replaced(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            if id(value) not in known:
-                dtype = floats if floats is not None and value.dtype.is_floating_point else value.dtype
-                shape = [sizes.get(size, size) for size in value.shape]
-                # Zero is an index that exists, one a divisor and a variance.
-                known[id(value)] = torch.full(shape, 1 if dtype.is_floating_point else 0, dtype=dtype)
-            return known[id(value)]
-        if isinstance(value, (list, tuple)):
-            return type(value)(replaced(v) for v in value)
-        if isinstance(value, torch.device):
-            return torch.device("cpu")
-        if isinstance(value, torch._C.Generator):
-            return None
+    def stand_in(t: torch.Tensor) -> torch.Tensor:
+        dtype = floats if floats is not None and t.dtype.is_floating_point else t.dtype
+        # Zero is an index that exists, one a divisor and a variance.
+        return torch.full([sizes.get(s, s) for s in t.shape], 1 if dtype.is_floating_point else 0, dtype=dtype)
+
+    def smaller(value: Any) -> Any:
         return sizes.get(value, value) if type(value) is int else value
 
-    try:
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
-            call(func, replaced(args), {k: replaced(v) for k, v in kwargs.items() if k != "pin_memory"})
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        return error.with_traceback(None)
-    except Exception:
-        return None
-    return None
+    error = cpu_error_with(func, args, kwargs, stand_in, smaller)
+    return error if isinstance(error, (RuntimeError, TypeError, ValueError, IndexError)) else None
