@@ -94,6 +94,33 @@ def name_of(func: OpOverload) -> str:
     return full if namespace == "aten" else f"{namespace}::{full}"
 
 
+# Of operators whose library is imported when PyTorch, or this package, is.
+_KNOWN_NAMESPACES = ("aten", "prims", "tpu")
+
+
+def _check_name(name: str, function: Callable[..., Any]) -> None:
+    """Raises where an overload has a lowering or decomposition already, or this PyTorch has no such overload."""
+    known = _lowerings[name].function if name in _lowerings else _decompositions.get(name)
+    if known is not None:
+        raise ValueError(f"{name} has two lowerings: {_where(known)} and {_where(function)}")
+    full = name if "::" in name else f"aten::{name}"
+    packet, _, overload = full.partition(".")
+    if full.partition("::")[0] not in _KNOWN_NAMESPACES:
+        return
+    try:
+        torch._C._dispatch_find_schema_or_throw(packet, overload)
+    except RuntimeError:
+        raise ValueError(_missing(f"operator {full}", function)) from None
+
+
+def _missing(operator: str, function: Callable[..., Any]) -> str:
+    return f"PyTorch {torch.__version__} has no {operator}, which {_where(function)} lowers"
+
+
+def _where(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
+
+
 def lower(
     *names: str,
     static: Iterable[str] | Mapping[str, IsStructure] = (),
@@ -108,8 +135,7 @@ def lower(
         extras = tuple(name for name in EXTRAS if name in parameters)
         structure = dict(static) if isinstance(static, Mapping) else dict.fromkeys(static)
         for name in names:
-            if name in _lowerings:
-                raise ValueError(f"{name} is lowered twice: by {_lowerings[name].function} and {function}")
+            _check_name(name, function)
             _lowerings[name] = Lowering(name, function, structure, frozenset(data), tuple(mutates), wide, extras)
             _modules[name] = _registering_module()
         return function
@@ -122,6 +148,7 @@ def decompose(*names: str) -> Callable[[Function], Function]:
 
     def register(function: Function) -> Function:
         for name in names:
+            _check_name(name, function)
             _decompositions[name] = function
             _modules[name] = _registering_module()
         return function
@@ -145,6 +172,10 @@ def lower_higher_order(*names: str) -> Callable[[Function], Function]:
 
     def register(function: Function) -> Function:
         for name in names:
+            if name in _higher_order:
+                raise ValueError(f"{name} is lowered twice: {_where(_higher_order[name])} and {_where(function)}")
+            if not hasattr(torch.ops.higher_order, name):
+                raise ValueError(_missing(f"higher-order operator {name}", function))
             _higher_order[name] = function
         return function
 
