@@ -8,7 +8,7 @@ BIN := .venv/bin
 READY := .venv/ready
 INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-avx2 families conformance tpu-check operators check bench wheel clean
+.PHONY: demo test test-avx2 families conformance cases tpu-check operators check bench wheel clean
 
 demo: $(READY)
 	$(BIN)/torch-tpu demo --output demo-output
@@ -42,6 +42,12 @@ MODE ?= strict
 conformance: $(READY)
 	$(BIN)/python -m tools.conformance --mode $(MODE) $(ON) $(OPTIONS); database=$$?; \
 		$(BIN)/python -m tools.random_programs --mode $(MODE) $(ON) --count 2000 && exit $$database
+
+# Runs a folder of small programs in strict, fused and compiled mode: make cases CASES=folder [PLATFORM=xcpu]
+CASES ?=
+cases: $(READY)
+	@test -n "$(CASES)" || { echo "Which programs? make cases CASES=folder with files NUMBER_name.py"; exit 1; }
+	$(BIN)/python -m tools.cases $(CASES) $(ON) $(OPTIONS)
 
 # Compiles the programs of PyTorch's test database for TPUs (no TPU is needed); continues where it stopped.
 # make tpu-check OPTIONS=--table=docs/tpu-operators.md also writes the page.

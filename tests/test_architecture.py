@@ -27,8 +27,8 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "device": ({"compile", "eager", "runtime", "tensor"}, {"numpy", "torch"}),
     "planner": ({"eager", "runtime", "tensor"}, {"numpy", "rich", "torch", "typer"}),
 }
-# Counts of what happened, and the registry of patches; every layer adds to them.
-FOR_ALL = {"metrics", "patching"}
+# Delayed imports; counts of what happened, and the registry of patches: every layer uses them.
+FOR_ALL = {"delayed", "metrics", "patching"}
 LONGEST = 600
 MODULE_NAME = re.compile(r"(torch_tpu|jaxlib|jax)(\.\w+)+")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|Users|root|work|mnt)/\w")

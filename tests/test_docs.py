@@ -117,6 +117,15 @@ def test_pages_name_what_there_is(page: Path) -> None:
     assert set(re.findall(r"`make ([a-z][\w-]*)", text)) - targets == set()
 
 
+@pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
+def test_pages_name_files_that_exist(page: Path) -> None:
+    if page.name == "renames.md":
+        return  # it has old names
+    named = re.findall(r"(?<![\w/])((?:[\w.-]+/)+[\w-]+\.(?:py|md|txt|toml))\b", page.read_text())
+    packages = (ROOT, Path(torch_tpu.__file__).parent, page.parent)
+    assert {file for file in named if not any((folder / file).exists() for folder in packages)} == set()
+
+
 def texts() -> list[str]:
     """Every string of the sources, with … for what is put into it."""
     found = []

@@ -17,9 +17,9 @@ from tools.random_programs.results import Result, generator_digest, load, save
 from tools.random_programs.run import Invalid, run
 from tools.random_programs.shrink import shrink
 from tools.random_programs.state import Comparison, snapshot
-from torch_tpu import ops
 from torch_tpu.eager.kernels import copy
 from torch_tpu.eager.program import plan_table
+from torch_tpu.ops import families
 from torch_tpu.ops.core import registry
 from torch_tpu.recent import Recent
 
@@ -100,7 +100,7 @@ def test_writes_are_counted() -> None:
 
 def test_a_wrong_lowering_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sine gets a small error; what has nothing to do with it goes."""
-    ops.load()
+    families.load()
     rule = registry.find(torch.ops.aten.sin.default)
     assert rule is not None
     right = rule.function

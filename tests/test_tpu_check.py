@@ -79,7 +79,8 @@ def test_an_operator_of_each_family_compiles_for_tpus(tmp_path, monkeypatch):
     refused = tmp_path / "refused"
     made = []
     monkeypatch.setattr(plan_table, "plans", Recent(4096))
-    monkeypatch.setattr(plan_table, "make_plan", lambda call: made.append(plan_tracing.make_plan(call)) or made[-1])
+    trace = plan_tracing.make_plan
+    monkeypatch.setattr(plan_tracing, "make_plan", lambda call: made.append(trace(call)) or made[-1])
     torch.linalg.qr(torch.ones(3, 3, device="tpu"))
     refused.write_bytes(next(bytecode(p.module) for p in made if p.custom_calls))
     good, bad = compiled(tmp_path, [[TARGETS[0], programs], [TARGETS[1], [programs[0], "refused"]]])

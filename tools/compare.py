@@ -10,9 +10,10 @@ from unittest import mock
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tools.samples import spread_of_operator
 from tools.wider import has_half, rounded, widened
 from torch_tpu import hooks, metrics
-from torch_tpu.eager.program import plan, plan_table, plan_tracing
+from torch_tpu.eager.program import plan, plan_tracing, stored_plans
 
 
 def to_device(value: Any, device: str = "tpu") -> Any:
@@ -43,15 +44,20 @@ def seed_generators() -> None:
 def forms_for_tpus() -> Iterator[list[tuple[str, str]]]:
     """Programs have the form for TPUs inside, though XLA:CPU runs them. Yields their operators and StableHLO."""
     programs = []
+    trace = plan_tracing.make_plan
 
     def make_plan(call: plan.Call) -> plan.Plan:
-        made = plan_tracing.make_plan(call, "tpu")
+        made = trace(call, "tpu")
         programs.append((call.name, str(made.module)))
         return made
 
     hooks.forget_programs()
     try:
-        with mock.patch.object(plan_table, "make_plan", make_plan):
+        with (
+            mock.patch.object(plan_tracing, "make_plan", make_plan),
+            # XLA:CPU's own programs are on disk under the same names.
+            mock.patch.object(stored_plans, "keeps_operators", False),
+        ):
             yield programs
     finally:
         hooks.forget_programs()
@@ -230,8 +236,7 @@ def check_opinfo(
             wants_grad = grad and info.supports_autograd and dtype in info.supported_backward_dtypes("cpu")
             torch.manual_seed(0)
             all_samples = [s for s in info.sample_inputs("cpu", dtype, requires_grad=wants_grad) if not skip(s)]
-            step = max(1, len(all_samples) // samples)
-            for sample in all_samples[::step]:
+            for sample in spread_of_operator(all_samples, samples):
                 try:
                     check(info.op, sample.input, *sample.args, rtol=rtol, atol=atol, strides=strides, **sample.kwargs)
                 except Exception as error:

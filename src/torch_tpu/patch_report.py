@@ -7,7 +7,11 @@ import importlib.util
 from typing import Any
 
 # These declare patches and are not imported when the device is registered.
-_DECLARE_LATER = ("torch_tpu.ops.convolution", "torch_tpu.eager.deferred.deferred_graph", "torch_tpu.planner.script")
+_DECLARE_LATER = (
+    "torch_tpu.ops.convolution_shapes",
+    "torch_tpu.eager.deferred.deferred_graph",
+    "torch_tpu.planner.script",
+)
 
 
 def patches() -> list[Any]:

@@ -13,7 +13,7 @@ from torch import nn
 from torch_tpu.eager.deferred import segment
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-LAYERS, WIDTH = 16, 256
+LAYERS, WIDTH = 8, 256
 
 
 def train(device: str) -> Callable[[], float]:

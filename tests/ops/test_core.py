@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from tools.compare import check, no_fallback
-from torch_tpu import metrics, ops
+from torch_tpu import metrics
 from torch_tpu.eager import kernel_table
+from torch_tpu.ops import families
 from torch_tpu.ops.core import derived, registry
 
 
@@ -73,7 +74,7 @@ def test_default_dtype_may_change() -> None:
 
 def test_a_lowering_gives_a_result_for_each_place_of_the_schema() -> None:
     """One too few is an error, and nobody else's result takes its place."""
-    ops.load()
+    families.load()
     func = torch.ops.aten.native_layer_norm_backward.default
     rule = registry.find(func)
     short = dataclasses.replace(rule, function=lambda *args, **kwargs: rule.function(*args, **kwargs)[1:])
@@ -98,7 +99,7 @@ def test_an_operator_that_pytorch_lacks_is_named(register: Any) -> None:
 @pytest.mark.parametrize("register", [registry.lower, registry.decompose])
 @pytest.mark.parametrize("name", ["add.Tensor", "_aminmax"])  # one has a lowering, one a decomposition
 def test_an_operator_lowered_twice_is_named(register: Any, name: str) -> None:
-    ops.load()
+    families.load()
     with pytest.raises(ValueError, match=rf"{name} has two lowerings: torch_tpu\.ops\..* and .*<lambda>"):
         register(name)(lambda x: x)
 
@@ -106,7 +107,7 @@ def test_an_operator_lowered_twice_is_named(register: Any, name: str) -> None:
 def test_a_higher_order_operator_that_pytorch_lacks_is_named() -> None:
     with pytest.raises(ValueError, match="has no higher-order operator no_such, which"):
         registry.lower_higher_order("no_such")(lambda tracer: None)
-    ops.load()
+    families.load()
     with pytest.raises(ValueError, match="cond is lowered twice: torch_tpu"):
         registry.lower_higher_order("cond")(lambda tracer: None)
 

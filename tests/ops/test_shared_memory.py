@@ -82,6 +82,7 @@ ORDERED: dict[str, Write] = {
     "masked_scatter": lambda x: x.masked_scatter_(_values(x, *x.shape) > 4, _values(x, 12)),
     "scatter of a tensor": lambda x: x.scatter_(1, _at(x, 0, 1, 1, 0).view(2, 2), _values(x, 2, 2)),
     "index_copy": lambda x: x.index_copy_(0, _at(x, 1, 0), _values(x, 2, x.shape[1])),
+    "index_put of rows in another order": lambda x: x.index_put_((_at(x, 2, 0, 1),), _values(x, 3, x.shape[1]) + 9),
     "addmm": lambda x: x.addmm_(_values(x, x.shape[0], 2), _values(x, 2, x.shape[1])),
     "addmv": lambda x: x[0].addmv_(_values(x, x.shape[1], 2), _values(x, 2), beta=2),
     "baddbmm": lambda x: x[None].baddbmm_(_values(x, 1, x.shape[0], 2), _values(x, 1, 2, x.shape[1])),

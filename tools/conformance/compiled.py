@@ -14,9 +14,10 @@ from tools.compare import Mismatch, assert_same, to_device
 from tools.conformance import generators
 from tools.conformance.database import Entry
 from tools.conformance.operators import AXES, OperatorRun, without_seeds
-from tools.conformance.outcome import Outcome, raised, spread
+from tools.conformance.outcome import Outcome, raised
 from tools.conformance.precision import check_as_accurate
 from tools.conformance.subject import Form
+from tools.samples import spread_of_operator
 from tools.wider import widened
 from torch_tpu import metrics
 
@@ -91,7 +92,7 @@ class CompiledRun(OperatorRun):
     def _check(self, checks: frozenset[str], result: Outcome) -> None:
         set_rng_seed(0)
         found = list(self.info.sample_inputs("cpu", self.dtype, requires_grad=self.differentiable))
-        samples = spread(found, self.most)
+        samples = spread_of_operator(found, self.most)
         for sample in samples:
             result.samples += 1
             if "compiled" in checks:

@@ -11,8 +11,9 @@ import torch
 from tools.compare import Mismatch, assert_same, to_device
 from tools.conformance.backward_calls import CALLS, MASK, Call, masked_operators
 from tools.conformance.database import Entry
-from tools.conformance.outcome import Outcome, spread
+from tools.conformance.outcome import Outcome
 from tools.conformance.subject import saying
+from tools.samples import spread
 from tools.wider import HALF, rounded, widened
 
 CHECKS = ("masks",)

@@ -28,10 +28,11 @@ from tools.compare import (
 from tools.conformance import again, generators, numbers, offsets, placement, shared, subsets, threads, tolerances
 from tools.conformance.database import Entry, info_of
 from tools.conformance.operators import AXES, MOST_ON_AXES
-from tools.conformance.outcome import Outcome, check_same_exception, raised, raised_by_device, spread
+from tools.conformance.outcome import Outcome, check_same_exception, raised, raised_by_device
 from tools.conformance.precision import DOUBLE, check_as_accurate, moved, rounds_elsewhere
 from tools.conformance.second_order import check_second_order
 from tools.conformance.subject import Form, check_calls
+from tools.samples import spread
 from tools.wider import WIDER, widened
 from torch_tpu import hooks
 

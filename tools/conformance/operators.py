@@ -25,10 +25,11 @@ from tools.compare import (
 )
 from tools.conformance import again, generators, numbers, offsets, placement, shared, subsets, threads, tolerances
 from tools.conformance.database import Entry, info_of
-from tools.conformance.outcome import Outcome, check_same_exception, raised, raised_by_device, spread
+from tools.conformance.outcome import Outcome, check_same_exception, raised, raised_by_device
 from tools.conformance.precision import DOUBLE, check_as_accurate, is_fused, moved, rounds_elsewhere
 from tools.conformance.second_order import check_second_order
 from tools.conformance.subject import Form, check_calls
+from tools.samples import has_elements, spread, spread_of_operator
 from tools.wider import HALF, WIDER, rounded, widened
 from torch_tpu import hooks
 
@@ -68,7 +69,7 @@ class OperatorRun:
         # The same samples whatever was checked before.
         set_rng_seed(0)
         found = list(self.info.sample_inputs("cpu", self.dtype, requires_grad=self.differentiable))
-        for sample in spread(found, self.most):
+        for sample in spread_of_operator(found, self.most):
             result.samples += 1
             for check, function in self._checks_of(sample):
                 if check in checks and (self.entry.op, check) not in tolerances.SKIPPED:
@@ -91,7 +92,9 @@ class OperatorRun:
         set_rng_seed(1)
         drawn_again = list(self.info.sample_inputs("cpu", self.dtype, requires_grad=self.differentiable))
         others = drawn_again if len(drawn_again) == len(found) else [None] * len(found)
-        pairs = spread(list(zip(found, others, strict=True)), min(self.most or MOST_ON_AXES, MOST_ON_AXES))
+        pairs = list(zip(found, others, strict=True))
+        pairs = [pair for pair in pairs if has_elements(pair[0])] or pairs
+        pairs = spread(pairs, min(self.most or MOST_ON_AXES, MOST_ON_AXES))
         with self._on_axes():
             for sample, other in pairs:
                 for check, function in self._axes_of(sample, other):
@@ -435,7 +438,7 @@ def _with_elements(samples: list[Any]) -> Any:
     """The sample in the middle, or the nearest one that has elements in all its tensors."""
     middle = len(samples) // 2
     by_distance = sorted(range(len(samples)), key=lambda i: abs(i - middle))
-    full = (i for i in by_distance if all(t.numel() for t in _tensors((samples[i].input, samples[i].args))))
+    full = (i for i in by_distance if has_elements(samples[i]))
     return samples[next(full, middle)]
 
 

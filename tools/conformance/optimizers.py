@@ -17,9 +17,10 @@ from tools.compare import Mismatch, assert_same
 from tools.conformance import threads, tolerances
 from tools.conformance.course import Course
 from tools.conformance.database import Entry, info_of
-from tools.conformance.outcome import Outcome, check_same_exception, raised, raised_by_device, spread
+from tools.conformance.outcome import Outcome, check_same_exception, raised, raised_by_device
 from tools.conformance.precision import check_as_accurate, moved, rounds_elsewhere
 from tools.conformance.subject import saying
+from tools.samples import spread
 from tools.wider import HALF, widened
 from torch_tpu import hooks
 

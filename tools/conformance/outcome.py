@@ -110,13 +110,6 @@ def check_same_exception(got: Exception | None, want: Exception) -> None:
         )
 
 
-def spread(samples: list[Any], most: int) -> list[Any]:
-    """At most so many (0: all) samples, spread over all of them."""
-    if not most or len(samples) <= most:
-        return samples
-    return [samples[i * len(samples) // most] for i in range(most)]
-
-
 def fallbacks() -> dict[str, int]:
     """Operators that ran on the CPU in this process, and how often."""
     prefix = "fallback::"

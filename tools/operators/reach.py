@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map
 from tools.operators.examples import Example, examples
 from torch_tpu.eager.kernel_table import HANDWRITTEN
 from torch_tpu.eager.kernels.host_only import OnHost, Refused
-from torch_tpu.eager.program import plan, plan_table, plan_tracing
+from torch_tpu.eager.program import plan, plan_table, plan_tracing, stored_plans
 from torch_tpu.eager.registration import register
 from torch_tpu.ops.core import derived, registry
 from torch_tpu.ops.core.schema import signature
@@ -219,15 +219,18 @@ class _Uncompiled:
 def _rehearsal() -> Iterator[None]:
     """Programs are made but not compiled, in a table of their own; the fallback raises."""
 
+    trace = plan_tracing.make_plan
+
     def make_plan(call: plan.Call) -> plan.Plan:
         call.checks = False
-        return plan_tracing.make_plan(call)
+        return trace(call)
 
     uncompiled = _Uncompiled()
     plan_table.fast_path_plans.clear()
     with (
         mock.patch.object(plan, "client", return_value=uncompiled),
-        mock.patch.object(plan_table, "make_plan", make_plan),
+        mock.patch.object(plan_tracing, "make_plan", make_plan),
+        mock.patch.object(stored_plans, "keeps_operators", False),
         mock.patch.object(plan_table, "plans", Recent(4096)),
         mock.patch.dict(os.environ, {"TORCH_TPU_FALLBACK": "error"}),
         torch.random.fork_rng(devices=[]),

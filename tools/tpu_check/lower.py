@@ -24,14 +24,16 @@ from tools.conformance.database import Entry
 from tools.conformance.modules import ModuleRun
 from tools.conformance.operators import OperatorRun
 from tools.conformance.optimizers import OptimizerRun
-from tools.conformance.outcome import spread
+from tools.samples import spread, spread_of_operator
 from torch_tpu import hooks
 from torch_tpu.eager.deferred import deferred_graph, runtime_checks
 from torch_tpu.eager.mode import EagerMode, set_eager_mode
-from torch_tpu.eager.program import plan, plan_table, plan_tracing
+from torch_tpu.eager.program import plan, plan_tracing, stored_plans
 from torch_tpu.runtime.fingerprint import bytecode
 
 OPTIMIZER_STEPS = 2
+# Before others stand in its place.
+_trace = plan_tracing.make_plan
 
 
 @dataclass
@@ -76,7 +78,7 @@ def run(entry: Entry, *, samples: int, folder: Path) -> dict[str, Any]:
 def _recording(lowered: Lowered, folder: Path) -> Iterator[None]:
     def make_plan(call: plan.Call) -> plan.Plan:
         try:
-            made = plan_tracing.make_plan(call, "tpu")
+            made = _trace(call, "tpu")
         except NotImplementedError as error:
             lowered.fallbacks[call.name] = str(error)
         except Exception as error:
@@ -90,14 +92,15 @@ def _recording(lowered: Lowered, folder: Path) -> Iterator[None]:
                 partial = file.with_suffix(f".{os.getpid()}")
                 partial.write_bytes(bytecode(made.module))
                 partial.rename(file)
-        return plan_tracing.make_plan(call)
+        return _trace(call)
 
     with (
         set_eager_mode(EagerMode.DEFER_AND_FUSE),
         # Otherwise backward would run what another thread has recorded.
         torch.autograd.set_multithreading_enabled(False),
         mock.patch.object(deferred_graph.DeferredGraph, "grown"),
-        mock.patch.object(plan_table, "make_plan", make_plan),
+        mock.patch.object(plan_tracing, "make_plan", make_plan),
+        mock.patch.object(stored_plans, "keeps_operators", False),
     ):
         yield
 
@@ -121,7 +124,7 @@ def digest_of(module: Any) -> str:
 def _works(call: plan.Call) -> bool:
     """Whether XLA:CPU has a program for a call."""
     try:
-        plan_tracing.make_plan(call)
+        _trace(call)
     except Exception:
         return False
     return True
@@ -135,7 +138,7 @@ Calls = Iterator[Callable[[], object]]
 def _operator(entry: Entry, samples: int) -> Calls:
     run = OperatorRun(entry, samples)
     found = list(run.info.sample_inputs("cpu", run.dtype, requires_grad=run.differentiable))
-    for sample in spread(found, samples):
+    for sample in spread_of_operator(found, samples):
 
         def call(sample: Any = sample) -> None:
             result = run.call(run.info.op, run.copies(sample)[1])

@@ -30,7 +30,6 @@ from torch.utils._pytree import (
     tree_unflatten,
 )
 
-from torch_tpu import ops
 from torch_tpu.compile.exported import Argument, Exported, Result
 from torch_tpu.eager.program.plan import new_target
 from torch_tpu.hlo import artifact, module
@@ -63,7 +62,6 @@ def export(module_or_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Expor
         ExportError: where a size or a branch depends on data, or an operator has no lowering.
         Exception: what the call itself raises.
     """
-    ops.load()
     call = _Call(module_or_fn, args, kwargs)
     try:
         with call.fake:

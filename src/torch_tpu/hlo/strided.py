@@ -18,15 +18,23 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from torch_tpu.hlo import array as hlo
-from torch_tpu.hlo import structured, types
-from torch_tpu.hlo.array import Array
+from torch_tpu import delayed
+from torch_tpu.hlo import types
 
-Starts = Sequence[Array | int]
+if TYPE_CHECKING:
+    from torch_tpu.hlo import array as hlo
+    from torch_tpu.hlo import structured
+    from torch_tpu.hlo.array import Array
+
+    Starts = Sequence[Array | int]
+else:
+    hlo = delayed.module("torch_tpu.hlo.array", globals(), "hlo")
+    structured = delayed.module("torch_tpu.hlo.structured", globals(), "structured")
+
 # What becomes of an element that several elements of a view show: they are equal; the last one counts; the last one
 # that was changed counts; all changes are added up.
 Shared = Literal["same", "last", "last changed", "sum"]
@@ -133,7 +141,7 @@ class Slice:
             begin[d] = starts[self.first + i]
         if all(isinstance(b, int) for b in begin):
             return begin  # type: ignore[return-value]
-        return [b if isinstance(b, Array) else hlo.constant(b, torch.int32) for b in begin]
+        return [b if isinstance(b, hlo.Array) else hlo.constant(b, torch.int32) for b in begin]
 
     def read(self, x: Array, starts: Starts) -> Array:
         begin, block = self._begin(x, starts), self._block()
@@ -209,7 +217,7 @@ class Windows:
 
     def _positions(self, starts: Starts) -> Array:
         start = starts[self.first]
-        index = start if isinstance(start, Array) else hlo.constant(start, torch.int32)
+        index = start if isinstance(start, hlo.Array) else hlo.constant(start, torch.int32)
         index = hlo.broadcast_to(index, self.sizes)
         for d, stride in enumerate(self.strides):
             index = index + hlo.iota(self.sizes, d) * stride

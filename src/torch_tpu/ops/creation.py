@@ -64,10 +64,6 @@ def _progression(start: ArrayLike, step: ArrayLike, out: Spec) -> Array:
 
 
 # What the kernels in `eager.kernels.ranges` run: of `arange`'s numbers only the length is part of the program.
-_library = torch.library.Library("tpu", "FRAGMENT")
-_library.define("range(SymInt length, Scalar start, Scalar step, *, ScalarType dtype) -> Tensor")
-
-
 @lower("tpu::range", wide=True)
 def lower_range(length: int, start: ArrayLike, step: ArrayLike, *, dtype: torch.dtype) -> Array:
     return hlo.convert(_progression(start, step, Spec((length,), dtype)), dtype)

@@ -25,19 +25,6 @@ from torch_tpu.ops.sorting import ordering_key, run_starts, sorted_integers, sor
 _COUNTED_FROM = 2**12
 _PLAIN_INTEGERS = (torch.int32, torch.int64)
 
-_library = torch.library.Library("tpu", "FRAGMENT")
-for _schema in (
-    "nonzero_padded(Tensor x) -> (Tensor, Tensor)",
-    "masked_select_padded(Tensor x, Tensor mask) -> (Tensor, Tensor)",
-    "unique_padded(Tensor x, bool sort, bool inverse, bool counts) -> (Tensor, Tensor, Tensor, Tensor)",
-    "unique_slices_padded(Tensor x, int dim, bool sort) -> (Tensor, Tensor, Tensor, Tensor)",
-    "least_and_greatest(Tensor x) -> Tensor",
-    "least_and_sum(Tensor x) -> Tensor",
-    "bincount_sized(Tensor x, Tensor? weights, int size) -> Tensor",
-    "repeat_interleave_sized(Tensor repeats, int size, bool exact) -> Tensor",
-):
-    _library.define(_schema)
-
 
 def true_positions(mask: Array) -> tuple[Array, Array]:
     """Where a one-dimensional mask is true, in ascending order, then its size as padding; and how many that are."""

@@ -138,6 +138,14 @@ def _slices(
     return x, region(x.shape, {dim: wrapped(index, size) if from_end else index}, dim)
 
 
+def _sources(source: Array, where: Region) -> Array:
+    """A slice for each index."""
+    source = at_least_1d(source)
+    if source.size == math.prod(where.shape) and source.shape != where.shape and max(source.ndim, len(where.shape)) > 1:
+        raise RuntimeError(f"source has the shape {list(source.shape)}, the slices to write have {list(where.shape)}")
+    return hlo.reshape(source, where.shape)
+
+
 @lower("index_add")
 def index_add(x: Array, dim: int, index: Array, source: Array, *, alpha: ArrayLike = 1, check: Check) -> Array:
     if x.dtype is not source.dtype:
@@ -154,7 +162,7 @@ def index_add(x: Array, dim: int, index: Array, source: Array, *, alpha: ArrayLi
         factor = hlo.as_array(alpha, wide)
         source = hlo.convert(source, wide)
         source = source & factor if wide is torch.bool else source * factor
-    return hlo.reshape(added(target, where, hlo.reshape(source, where.shape)), x.shape)
+    return hlo.reshape(added(target, where, _sources(source, where)), x.shape)
 
 
 @lower("index_copy")
@@ -164,7 +172,7 @@ def index_copy(x: Array, dim: int, index: Array, source: Array, *, check: Check)
             f"index_copy_(): self and source expected to have the same dtype, but got {x.dtype} and {source.dtype}"
         )
     target, where = _slices(x, dim, index, check, "index_copy_(): " + OUT_OF_BOUNDS)
-    return hlo.reshape(replaced(target, where, hlo.reshape(source, where.shape)), x.shape)
+    return hlo.reshape(replaced(target, where, _sources(source, where)), x.shape)
 
 
 @lower("index_fill.int_Scalar", "index_fill.int_Tensor")
@@ -180,7 +188,7 @@ def index_reduce(
     x: Array, dim: int, index: Array, source: Array, reduce: str, *, include_self: bool = True, check: Check
 ) -> Array:
     target, where = _slices(x, dim, index, check, OUT_OF_RANGE)
-    return hlo.reshape(_reduced(target, where, hlo.reshape(source, where.shape), reduce, include_self), x.shape)
+    return hlo.reshape(_reduced(target, where, _sources(source, where), reduce, include_self), x.shape)
 
 
 # --- masks -------------------------------------------------------------------------------------------------------

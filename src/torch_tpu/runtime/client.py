@@ -16,10 +16,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from torch_tpu import hooks, metrics
 from torch_tpu.runtime import (
@@ -33,6 +32,9 @@ from torch_tpu.runtime import (
     memory_mappings,
     platform,
 )
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 Buffer = Any
 Options = Mapping[str, str | bool | int | float]

@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import filelock
 import platformdirs
 
 from torch_tpu import metrics
@@ -124,6 +123,8 @@ class DiskCache:
 
         A few programs share a lock: the keys' first three digits choose one of 4,096 lock files.
         """
+        import filelock  # takes as long as reading several entries, and who finds all of them needs none
+
         held = None
         try:
             with self._opened("locks", make=True):

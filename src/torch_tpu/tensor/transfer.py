@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from torch_tpu import hooks, metrics
@@ -16,6 +15,9 @@ from torch_tpu.runtime.client import Buffer, NoContents, client_errors
 from torch_tpu.runtime.process_client import client
 from torch_tpu.tensor.errors import translate, user_line
 from torch_tpu.tensor.storage import Content, Geometry, Value, geometry, new_tensor, value_of
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 # numpy has no dtype for these; their bits travel as an integer of the same width.
 _AS_INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

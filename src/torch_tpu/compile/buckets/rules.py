@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from torch_tpu import ops
 from torch_tpu.compile.buckets import (  # noqa: F401  (they register)
     rules_of_attention,
     rules_of_batch_norm,
@@ -48,6 +47,5 @@ def find(target: Any) -> Rule | None:
 
 def decompositions() -> dict[OpOverload, Callable[..., Any]]:
     """For AOTAutograd: what has no rule, but consists of operators that have one."""
-    ops.load()
     parts = (aten._transformer_encoder_layer_fwd.default, aten._native_multi_head_attention.default)
     return {func: found for func in parts if (found := registry.decomposition(func)) is not None}

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-from torch_tpu import hooks, metrics, ops
+from torch_tpu import hooks, metrics
 from torch_tpu.compile.program import stored_graph
 from torch_tpu.compile.program.call_cache import Recall
 from torch_tpu.compile.program.graph_cut import Cut, is_worth_it
@@ -65,7 +65,6 @@ class Stored:
 
 
 def facts_of(graph: GraphModule) -> Facts:
-    ops.load()
     placeholders = graph.graph.find_nodes(op="placeholder")
     return Facts(
         Border(graph),

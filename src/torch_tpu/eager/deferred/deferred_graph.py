@@ -5,9 +5,9 @@ buffers when their segment of the graph has run as one program (`eager.deferred.
 somebody still refers to, nothing else. The graph runs when a value is needed, and segment by segment while it grows, so
 that the device works while Python records.
 
-Where a growing graph is cut depends on the operators around the place alone: of the possible places it is the one
-with the smallest digest, on a TPU of those over which the fewest bytes cross. So equal layers are cut into equal
-chunks, whatever came before them, and compile once.
+Where a growing graph is cut depends on the operators around the place alone: it is the place with the smallest digest
+of those that keep few temporaries (`eager.deferred.temporaries`), on a TPU of those over which the fewest bytes cross.
+So equal layers are cut into equal segments, whatever came before them, and compile once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 
 from torch_tpu import hooks, metrics
 from torch_tpu.eager import mode
-from torch_tpu.eager.deferred import runtime_checks, segment
+from torch_tpu.eager.deferred import runtime_checks, segment, temporaries
 from torch_tpu.eager.deferred.runtime_checks import Condition, Write, owner
 from torch_tpu.eager.host import compile_refused
 from torch_tpu.eager.program import plan_table
@@ -252,7 +252,10 @@ class DeferredGraph:
 
         calls = self._calls()
         if self._runs_on_cpu:
-            return min(calls[shortest:], key=digest)
+            ends = calls[shortest:]
+            if shortest < SHORTEST_CHUNK:
+                ends = temporaries.few(ends, self.operators, self.slots, self.base, LARGE)
+            return min(ends, key=digest)
         crossing = self._crossing(calls, shortest)
         return min(crossing, key=lambda n: (crossing[n], digest(n)))
 

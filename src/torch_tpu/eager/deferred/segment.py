@@ -19,22 +19,28 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from torch_tpu import hooks, metrics
+from torch_tpu import delayed, hooks, metrics
 from torch_tpu.eager.program.plan import Plan, ScalarArguments, new_target
-from torch_tpu.hlo import array as hlo
-from torch_tpu.hlo import module, types
-from torch_tpu.hlo.array import Array
+from torch_tpu.hlo import types
 from torch_tpu.metrics import programs
 from torch_tpu.metrics.user_lines import Place, where
 from torch_tpu.recent import Recent
 from torch_tpu.runtime.client import Buffer, Executable
 from torch_tpu.runtime.cpu_options import LEAST_MEMORY, options_for
 from torch_tpu.runtime.process_client import client
+
+if TYPE_CHECKING:
+    from torch_tpu.hlo import array as hlo
+    from torch_tpu.hlo import module
+    from torch_tpu.hlo.array import Array
+else:
+    hlo = delayed.module("torch_tpu.hlo.array", globals(), "hlo")
+    module = delayed.module("torch_tpu.hlo.module", globals(), "module")
 
 # Programs kept in memory; the least recently used are forgotten.
 MOST_PROGRAMS = 4096

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._ops import OpOverload
@@ -17,9 +16,10 @@ from torch_tpu.eager.dispatch import fast_path
 from torch_tpu.eager.dispatch.fast_path import PLAIN, SHARED
 from torch_tpu.eager.dispatch.launch import launch
 from torch_tpu.eager.host import scalar_check, shape_churn
-from torch_tpu.eager.host.fallback import as_cpu_raises, run_on_cpu
+from torch_tpu.eager.host.fallback import as_cpu_raises, policy, run_on_cpu
 from torch_tpu.eager.host.memory_overlap import check_overlap
 from torch_tpu.eager.host.shape_churn import OnHost
+from torch_tpu.eager.overload_table import Row, overload, row_of, rows
 from torch_tpu.eager.program import plan_table
 from torch_tpu.eager.program.call_signature import LAST_INT64, CallSignature, Changed, computes_wide, placeholders
 from torch_tpu.eager.program.plan import Call, Plan
@@ -27,9 +27,11 @@ from torch_tpu.hooks import check_device
 from torch_tpu.ops.core import derived
 from torch_tpu.ops.core.argument_mapper import mapped
 from torch_tpu.ops.core.schema import signature
-from torch_tpu.ops.tracing.cpu_acceptance import has_domain
-from torch_tpu.ops.tracing.tracer import Tracer
+from torch_tpu.ops.tracing.cpu_acceptance import check_kinds, has_domain
 from torch_tpu.runtime.process_client import client
+
+if TYPE_CHECKING:
+    from torch_tpu.ops.tracing.tracer import Tracer
 
 # What each call looks up.
 # Floats that every float dtype takes in a computation.
@@ -47,29 +49,37 @@ class Operator:
 
     __slots__ = (
         "data",
+        "full_name",
         "func",
         "generator",
         "has_domain",
         "keyword_data",
         "name",
         "reads_precision",
+        "row",
         "sig",
         "wide",
         "writes",
     )
     kind = "operator"
 
-    def __init__(self, func: OpOverload) -> None:
-        self.func = func
-        self.name = func._schema.name.partition("::")[2]
-        self.sig = signature(func)
+    def __init__(self, name: str, row: Row) -> None:
+        """`name` is that of the overload, such as "aten::add.Tensor"."""
+        self.row = row
+        self.full_name = name
         # Whether one of its programs so far depends on the precision of float32 products.
         self.reads_precision = False
-        self.data = tuple(derived.is_data(func, a) for a in self.sig.arguments)
+
+    def look_up(self) -> None:
+        """Looks at the overload: not before the first call, because few of all overloads are ever called."""
+        func = self.func = overload(self.full_name)
+        self.name = func._schema.name.partition("::")[2]
+        self.sig = signature(func)
+        data = self.row.data
+        self.data = tuple(derived.is_data(func, a) for a in self.sig.arguments) if data is None else data
         self.keyword_data = {a.name: d for a, d in zip(self.sig.arguments, self.data, strict=True)}
-        rule = derived.lowering(func)
-        self.wide = rule is not None and rule.wide
-        self.writes = any(a.is_written for a in self.sig.arguments) or (rule is not None and bool(rule.mutates))
+        self.wide = self.row.wide
+        self.writes = self.row.writes
         self.has_domain = has_domain(func)
         # Where a generator stands among the positional arguments.
         self.generator = self.sig.positions.get("generator", len(self.sig.arguments))
@@ -170,9 +180,18 @@ class Operator:
         try:
             if kind is not None and few and shape_churn.runs_on_host(kind, self.func, args, kwargs):
                 return plan_table.keep(key, OnHost())
-            plan = plan_table.find_plan(key, sig, lambda: self._call(sig, args, kwargs))
+            plan = plan_table.find_plan(
+                key,
+                sig,
+                lambda: self._call(sig, args, kwargs),
+                lambda: check_kinds(self.func, args, kwargs),
+            )
         except Exception as error:
-            raise as_cpu_raises(self.func, args, kwargs, error) from None
+            known = as_cpu_raises(self.func, args, kwargs, error)
+            if known is not error or policy() == "error" or isinstance(error, torch.OutOfMemoryError):
+                raise known from None
+            # The CPU takes it: some meta kernels refuse more.
+            plan = plan_table.keep(key, plan_table.Unsupported(f"{type(error).__name__}: {error}"))
         if kind is not None:
             shape_churn.made(kind)
         return plan
@@ -194,6 +213,7 @@ class Operator:
             [t.dtype for t in sig.hosts],
             self.wide or computes_wide(sig, [*args, *kwargs.values()]),
             checks_bounds(),
+            identity=self.full_name,
             func=self.func,
         )
 
@@ -228,9 +248,9 @@ class ListOperator(Operator):
 
     __slots__ = ("lists", "tells_autograd")
 
-    def __init__(self, func: OpOverload) -> None:
-        super().__init__(func)
-        self.tells_autograd = derived.writes_lists(func)
+    def look_up(self) -> None:
+        super().look_up()
+        self.tells_autograd = derived.writes_lists(self.func)
         self.lists = {a.name for a in self.sig.arguments if a.is_tensor_list or a.is_data_list}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -268,6 +288,34 @@ class ListOperator(Operator):
         return [value[i] for i in entries] if name in self.lists and value else value
 
 
+class _NewOperator(Operator):
+    """An operator before its first call: the first attribute that is missing makes it an `Operator`.
+
+    So those that are called pay nothing for it: a `__getattr__` of their own class would slow each attribute down.
+    """
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        return _looked_up(self, Operator, name)
+
+
+class _NewListOperator(ListOperator):
+    """The same for lists."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        return _looked_up(self, ListOperator, name)
+
+
+def _looked_up(operator: Operator, kind: type[Operator], attribute: str) -> Any:
+    # Two threads may come here at once: both find the same.
+    kind.look_up(operator)
+    operator.__class__ = kind
+    return getattr(operator, attribute)
+
+
 def _equal_groups(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
     """The places of tensors in groups that have as many of each shape and dtype, and one group of what is left.
 
@@ -300,10 +348,18 @@ def checks_bounds() -> bool:
     return client().runs_on_cpu or os.environ.get("TORCH_TPU_CHECK_BOUNDS", "0") == "1"
 
 
-@cache
+_programs: dict[str, Operator] = {}
+
+
 def as_program(func: OpOverload) -> Callable[..., Any]:
     """The kernel that runs an overload as a compiled program."""
-    from torch_tpu.eager.dispatch.operator import ListOperator, Operator
+    name = func.name()
+    return _programs.get(name) or program_named(name, rows().get(name) or row_of(name, func))
 
-    is_list = derived.is_entrywise(func) or derived.writes_lists(func)
-    return ListOperator(func) if is_list else Operator(func)
+
+def program_named(name: str, row: Row) -> Operator:
+    """The same, by the overload's name; the overload itself is looked at when the kernel is first called."""
+    found = _programs.get(name)
+    if found is None:
+        found = _programs.setdefault(name, _NewListOperator(name, row) if row.is_list else _NewOperator(name, row))
+    return found

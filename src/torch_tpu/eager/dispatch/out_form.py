@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch_tpu.eager.deferred import deferred_graph
 from torch_tpu.eager.host.fallback import as_cpu_raises, cpu_error, run_on_cpu
 from torch_tpu.eager.host.memory_overlap import check_overlap
 from torch_tpu.eager.kernel_table import HANDWRITTEN
+from torch_tpu.eager.overload_table import overload
 from torch_tpu.hlo.strided import SharedElements, is_dense, shares_elements
 from torch_tpu.ops.core.argument_mapper import tensors
 from torch_tpu.ops.core.schema import bind, call, signature, unbind
@@ -86,6 +88,19 @@ class OutKernel:
         for out, result in pairs:
             place(out, result)
         return outs[0] if len(outs) == 1 and not self.sig.returns_list else tuple(outs)
+
+
+def new_out_kernel(name: str, functional: str) -> Callable[..., Any]:
+    """The kernel of an `out=` overload by its name, made when it is first called."""
+    kernel: OutKernel | None = None
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        nonlocal kernel
+        if kernel is None:
+            kernel = OutKernel(overload(name), overload(functional))
+        return kernel(*args, **kwargs)
+
+    return run
 
 
 def raise_as_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

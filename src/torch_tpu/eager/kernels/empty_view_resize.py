@@ -76,7 +76,10 @@ def empty_strided(
     device: torch.device | None = None,
     pin_memory: bool | None = None,
 ) -> torch.Tensor:
-    return _empty(tuple(size), tuple(stride), _checked(device, layout, dtype))
+    dtype = _checked(device, layout, dtype)
+    if min(*size, *stride, 0) < 0:
+        torch.empty_strided(size, stride, dtype=dtype, device="cpu")  # raises
+    return _empty(tuple(size), tuple(stride), dtype)
 
 
 def host_metadata_kernel(func: Any) -> Callable[..., torch.Tensor]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from torch_tpu.eager.dispatch.operator import as_program
+from torch_tpu.eager.dispatch.out_form import raise_as_cpu
 from torch_tpu.eager.kernel_table import kernel
 from torch_tpu.metrics.user_warnings import warn
 from torch_tpu.tensor.errors import device_mismatch
@@ -152,3 +153,12 @@ def _shown_once(x: torch.Tensor, positions: list[torch.Tensor | None]) -> torch.
 index_put = _put("index_put", aten.masked_fill.Tensor)
 index_put_ = _put("index_put_", aten.masked_fill_.Tensor)
 index_put_impl_ = _put("_index_put_impl_", aten.masked_fill_.Tensor)
+
+
+@kernel("select_scatter")
+def select_scatter(x: torch.Tensor, source: torch.Tensor, dim: int, index: int) -> torch.Tensor:
+    """The index is data, which no program looks at."""
+    if not -x.dim() <= dim < x.dim() or not -x.shape[dim] <= index < x.shape[dim]:
+        raise_as_cpu(aten.select_scatter.default, (x, source, dim, index), {})
+    result: torch.Tensor = as_program(aten.select_scatter.default)(x, source, dim, index)
+    return result

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._C import DispatchKey
 
-import torch_tpu.ops.recurrent  # noqa: F401  (defines the private operators)
+import torch_tpu.ops.private_operators  # noqa: F401  (defines those of recurrent layers)
 from torch_tpu.eager.kernels.recurrent_gradient import differentiable_gradient
 
 Tensor = torch.Tensor

@@ -13,19 +13,25 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._ops import OpOverload
 
-from torch_tpu import hooks
-from torch_tpu.hlo import module, types
-from torch_tpu.hlo.target import builds_here
+from torch_tpu import delayed, hooks
+from torch_tpu.hlo import types
+from torch_tpu.hlo.target import Target, builds_here
 from torch_tpu.runtime import fingerprint
 from torch_tpu.runtime.client import Executable
 from torch_tpu.runtime.cpu_options import options_for
 from torch_tpu.runtime.process_client import client
 from torch_tpu.tensor.storage import Geometry
+
+if TYPE_CHECKING:
+    from torch_tpu.hlo import module
+else:
+    # A plan from the disk needs it only to be part of a bigger program.
+    module = delayed.module("torch_tpu.hlo.module", globals(), "module")
 
 hooks.traces = builds_here
 
@@ -187,7 +193,7 @@ class Plan:
         parameters: Sequence[module.Spec],
         results: list[module.Spec],
         operations: Counter[tuple[str, tuple[int, ...]]],
-        target: module.Target,
+        target: Target,
         *,
         bases: tuple[int, ...],
         starts: tuple[tuple[int, int], ...],
@@ -285,11 +291,11 @@ def fill(value: Any, table: dict[str, Sequence[Any]]) -> Any:
     return value
 
 
-def new_target(platform: str | None = None) -> module.Target:
+def new_target(platform: str | None = None) -> Target:
     """The target of a module for this process's client, or for another platform, by PJRT's name, without LAPACK."""
     if platform is not None:
-        return module.Target(platform, lapack=False)
-    return module.Target(client().platform_name, client().calls_lapack)
+        return Target(platform, lapack=False)
+    return Target(client().platform_name, client().calls_lapack)
 
 
 # For each number parameter of a plan the numbers given for it; None for a plan without such parameters.

@@ -13,13 +13,16 @@ import math
 import string
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torch_tpu.eager.program.plan import Alias, Call, Fresh, Plan, data_dtype, new_target
-from torch_tpu.hlo import module, strided, types
+from torch_tpu.hlo import strided, types
 from torch_tpu.tensor.storage import Geometry, geometry
+
+if TYPE_CHECKING:
+    from torch_tpu.hlo import module
 
 MAGIC = b"torch_tpu plan 1\n"
 _LENGTH = 8

@@ -5,18 +5,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch_tpu import hooks, metrics
+from torch_tpu import delayed, hooks, metrics
 from torch_tpu.eager import mode
 from torch_tpu.eager.program import recompile_reason, stored_plans
 from torch_tpu.eager.program.call_signature import CallSignature
 from torch_tpu.eager.program.plan import Call, Plan
-from torch_tpu.eager.program.plan_tracing import make_plan
 from torch_tpu.metrics import programs
 from torch_tpu.recent import Recent
 from torch_tpu.runtime.client import client_errors
 from torch_tpu.tensor.errors import check_fits
+
+if TYPE_CHECKING:
+    from torch_tpu.eager.program import plan_tracing
+else:
+    # Plans from the disk need neither MLIR nor the tracer.
+    plan_tracing = delayed.module("torch_tpu.eager.program.plan_tracing", globals(), "plan_tracing")
 
 # Plan or Unsupported by signature. Forgetting a plan also frees its executable.
 MOST_PLANS = 16384
@@ -62,8 +67,15 @@ def keep(key: tuple[Any, ...], instead: Any) -> Any:
         return plans.keep(key, instead)
 
 
-def find_plan(key: tuple[Any, ...], sig: CallSignature, make: Callable[[], Call]) -> Plan | Unsupported:
-    """The plan of a signature, made at its first call."""
+def find_plan(
+    key: tuple[Any, ...], sig: CallSignature, make: Callable[[], Call], judge: Callable[[], None] | None = None
+) -> Plan | Unsupported:
+    """The plan of a signature, made at its first call.
+
+    Args:
+        judge: asks the CPU whether it takes such a call: raises for numbers that it refuses, and warns as it warns. A
+            trace does so itself, a stored plan does not.
+    """
     with _making:
         plan: Any = plans.find(key)
         of_offsets = ForOffsets.key(key, sig)
@@ -75,8 +87,10 @@ def find_plan(key: tuple[Any, ...], sig: CallSignature, make: Callable[[], Call]
             call = make()
             plan = stored_plans.find(call)
             if plan is None:
-                plan = make_plan(call)
+                plan = plan_tracing.make_plan(call)
                 stored_plans.keep(call, plan)
+            elif judge is not None:
+                judge()
             check_fits(plan.nbytes)
             if mode.fused:
                 plan.call = call

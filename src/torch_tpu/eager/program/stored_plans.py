@@ -1,7 +1,7 @@
 """Plans on disk, beside the executables: what an earlier process lowered, this one finds by its description.
 
-Only calls with an `identity` are kept, which are those of compiled graphs: lowering one operator takes about as long as
-reading its plan would.
+Only calls with an `identity` are kept: those of compiled graphs and of operators. A plan from the disk needs neither
+the operator's lowering nor MLIR, nor what PyTorch's meta kernels import: sympy alone takes longer than jaxlib.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ from torch_tpu.runtime.disk_cache import DiskCache
 from torch_tpu.runtime.process_client import client
 
 # Arguments that say all of themselves.
-_PLAIN = (Slot, bool, int, float, complex, str, torch.dtype, type(None))
+_KINDS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+_PLAIN = (Slot, bool, int, float, complex, str, type(None), *_KINDS)
+
+# Off in tests: a plan from an earlier run would hide the lowering that a test looks at.
+keeps_operators = True
 
 
 def find(call: Call) -> Plan | None:
@@ -54,12 +58,19 @@ def _place(call: Call) -> tuple[DiskCache | None, str]:
     """The cache and the key of a call in it; no cache where the call is not to be kept."""
     cache = client().disk_cache
     # Programs that name their operators bear lines of the user's script, which change without the graph.
-    if cache is None or not call.identity or client().names_operators or not _is_plain(call.args):
+    if (
+        cache is None
+        or not call.identity
+        or not (keeps_operators or call.func is None)
+        or client().names_operators
+        or not _is_plain([*call.args, *call.kwargs.values()])
+    ):
         return None, ""
     description: list[Any] = [
         call.identity,
         call.name,
         call.args,
+        call.kwargs,
         call.inputs,
         [data_dtype(value, call.wide) for value in call.data],
         call.hosts,

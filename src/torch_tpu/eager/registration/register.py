@@ -14,14 +14,12 @@ from typing import Any
 
 import torch
 
-from torch_tpu import ops
-from torch_tpu.eager.dispatch.operator import Operator, as_program
-from torch_tpu.eager.dispatch.out_form import OutKernel
+from torch_tpu.eager import overload_table
+from torch_tpu.eager.dispatch.operator import Operator, program_named
+from torch_tpu.eager.dispatch.out_form import new_out_kernel
 from torch_tpu.eager.kernel_table import HANDWRITTEN, library
 from torch_tpu.eager.kernels.empty_view_resize import host_metadata_kernel
-from torch_tpu.ops.core import derived
-from torch_tpu.ops.core.registry import decomposes_here
-from torch_tpu.ops.core.schema import signature
+from torch_tpu.eager.overload_table import Row
 from torch_tpu.patching import patch_registry
 
 HANDWRITTEN_MODULES = (
@@ -39,21 +37,6 @@ HANDWRITTEN_MODULES = (
     "torch_tpu.eager.kernels.host_only",
     "torch_tpu.eager.kernels.fake_quantize_observer",
 )
-
-# Composite kernels that are right for PyTorch's own devices only: they refuse others, write to their memory, or take an
-# `out=` that these refuse.
-_NAMES_ITS_DEVICES = frozenset(
-    {
-        "aten::_stack.out",
-        "aten::addr.out",
-        "aten::all.dims_out",
-        "aten::any.dims_out",
-        "aten::mode.values",
-        "aten::range.out_",
-    }
-)
-# `out=` forms of composite operators that call it in turn.
-_CALLED_BY_ITS_TWIN = frozenset({"aten::sspaddmm.out"})
 
 _lock = threading.RLock()
 _done = False
@@ -78,49 +61,29 @@ def install() -> None:
 
 
 def _register_all() -> None:
-    ops.load()
+    rows = overload_table.rows()
     for module in HANDWRITTEN_MODULES:
         importlib.import_module(module)
-    for name in torch._C._dispatch_get_all_op_names():
-        if name.startswith(("aten::", "tpu::", "prims::")) and not _has_kernel(name, "PrivateUse1"):
-            kernel = kernel_for(name)
-            if kernel is not None:
-                # PyTorch calls a bound method sooner than an object that can be called.
-                function = kernel.__call__ if isinstance(kernel, Operator) else kernel
-                library(name.partition("::")[0]).impl(name.partition("::")[2], function, "PrivateUse1")
+    for name, row in rows.items():
+        kernel = _kernel(name, row)
+        if kernel is not None and not _has_kernel(name, "PrivateUse1"):
+            # PyTorch calls a bound method sooner than an object that can be called.
+            function = kernel.__call__ if isinstance(kernel, Operator) else kernel
+            library(name.partition("::")[0]).impl(name.partition("::")[2], function, "PrivateUse1")
 
 
-def _overload(name: str) -> Any:
-    namespace, _, rest = name.partition("::")
-    packet, _, overload = rest.partition(".")
-    try:
-        return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
-    except AttributeError:
-        return None
+def _kernel(name: str, row: Row) -> Callable[..., Any] | None:
+    handwritten = HANDWRITTEN.get(name.partition("::")[2]) if name.startswith("aten::") else None
+    if handwritten is not None or row.kind == overload_table.NONE:
+        return handwritten
+    if row.kind == overload_table.OUT:
+        return new_out_kernel(name, row.twin)
+    if row.kind == overload_table.VIEW:
+        return host_metadata_kernel(overload_table.overload(name))
+    return program_named(name, row)
 
 
 def kernel_for(name: str) -> Callable[..., Any] | None:
     """The kernel for "aten::name.overload", or None to leave the overload to PyTorch's composite kernel."""
-    handwritten = HANDWRITTEN.get(name.partition("::")[2]) if name.startswith("aten::") else None
-    if handwritten is not None:
-        return handwritten
-    func = _overload(name)
-    if func is None:
-        return None
-    if _has_kernel(name, "CompositeImplicitAutograd") and not (
-        _has_kernel(name, "Autograd") and derived.lowering(func)
-    ):
-        # Taking over a composite operator takes its derivative away, unless it has a formula besides.
-        return None
-    sig = signature(func)
-    own = derived.lowering(func) is not None or derived.foreach_element(func) is not None or decomposes_here(func)
-    if own and not sig.is_out:
-        return as_program(func)
-    if _has_kernel(name, "CompositeExplicitAutograd") and name not in _NAMES_ITS_DEVICES:
-        return None
-    if sig.is_out:
-        twin = derived.functional(func)
-        return as_program(func) if twin is None or name in _CALLED_BY_ITS_TWIN else OutKernel(func, twin)
-    if not _has_kernel(name, "CPU") and not _has_kernel(name, "CompositeExplicitAutogradNonFunctional"):
-        return None
-    return host_metadata_kernel(func) if sig.is_view else as_program(func)
+    row = overload_table.rows().get(name)
+    return None if row is None else _kernel(name, row)

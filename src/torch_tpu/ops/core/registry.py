@@ -24,13 +24,14 @@ Parameters a lowering may ask for by name, beyond the schema's:
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
+
+from torch_tpu.ops import families
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Check = Callable[..., None]
@@ -83,8 +84,8 @@ class NoLowering(NotImplementedError):
 _lowerings: dict[str, Lowering] = {}
 _higher_order: dict[str, Callable[..., Any]] = {}
 _decompositions: dict[str, Callable[..., Any]] = {}
-# The module that registers each lowering or decomposition: where a reader of docs/operators.md is sent.
-_modules: dict[str, str] = {}
+# The family that registers each operator: what loads its lowering, and where docs/operators.md sends its reader.
+_families: dict[str, str] = {}
 
 
 def name_of(func: OpOverload) -> str:
@@ -134,10 +135,11 @@ def lower(
         parameters = inspect.signature(function).parameters
         extras = tuple(name for name in EXTRAS if name in parameters)
         structure = dict(static) if isinstance(static, Mapping) else dict.fromkeys(static)
+        family = families.registering()
         for name in names:
             _check_name(name, function)
+            _families[name] = family
             _lowerings[name] = Lowering(name, function, structure, frozenset(data), tuple(mutates), wide, extras)
-            _modules[name] = _registering_module()
         return function
 
     return register
@@ -147,21 +149,14 @@ def decompose(*names: str) -> Callable[[Function], Function]:
     """Registers a function of tensors, written with torch operators, that replaces an operator."""
 
     def register(function: Function) -> Function:
+        family = families.registering()
         for name in names:
             _check_name(name, function)
+            _families[name] = family
             _decompositions[name] = function
-            _modules[name] = _registering_module()
         return function
 
     return register
-
-
-def _registering_module() -> str:
-    """The module whose top level is being executed: a decorator's own module is not it, nor is a loop's function."""
-    frame = sys._getframe(1)
-    while frame.f_code.co_name != "<module>" and frame.f_back is not None:
-        frame = frame.f_back
-    return str(frame.f_globals["__name__"])
 
 
 def lower_higher_order(*names: str) -> Callable[[Function], Function]:
@@ -171,11 +166,13 @@ def lower_higher_order(*names: str) -> Callable[[Function], Function]:
     """
 
     def register(function: Function) -> Function:
+        family = families.registering()
         for name in names:
             if name in _higher_order:
                 raise ValueError(f"{name} is lowered twice: {_where(_higher_order[name])} and {_where(function)}")
             if not hasattr(torch.ops.higher_order, name):
                 raise ValueError(_missing(f"higher-order operator {name}", function))
+            _families[name] = family
             _higher_order[name] = function
         return function
 
@@ -183,16 +180,21 @@ def lower_higher_order(*names: str) -> Callable[[Function], Function]:
 
 
 def higher_order(func: HigherOrderOperator) -> Callable[..., Any] | None:
+    families.load_family_of(func.name())
     return _higher_order.get(func.name())
 
 
 def find(func: OpOverload) -> Lowering | None:
-    return _lowerings.get(name_of(func))
+    name = name_of(func)
+    families.load_family_of(name)
+    return _lowerings.get(name)
 
 
 def decomposition(func: OpOverload) -> Callable[..., Any] | None:
     """This project's decomposition of an operator, else PyTorch's."""
-    own = _decompositions.get(name_of(func))
+    name = name_of(func)
+    families.load_family_of(name)
+    own = _decompositions.get(name)
     if own is not None:
         return own
     return torch._decomp.decomposition_table.get(func)
@@ -200,14 +202,25 @@ def decomposition(func: OpOverload) -> Callable[..., Any] | None:
 
 def decomposes_here(func: OpOverload) -> bool:
     """Whether this project gives a decomposition of its own for an operator."""
-    return name_of(func) in _decompositions
+    name = name_of(func)
+    families.load_family_of(name)
+    return name in _decompositions
 
 
 def module_of(func: OpOverload) -> str | None:
     """The module that registers an operator's lowering or decomposition; None where there is none here."""
-    return _modules.get(name_of(func))
+    families.load()
+    family = _families.get(name_of(func))
+    return f"torch_tpu.ops.{family}" if family else None
 
 
 def names() -> list[str]:
     """Every overload with a lowering of its own."""
+    families.load()
     return sorted(_lowerings)
+
+
+def index() -> dict[str, str]:
+    """The family of every operator with a lowering or decomposition of its own."""
+    families.load()
+    return dict(_families)

@@ -39,7 +39,7 @@ _DRAWN = (
 )
 # The same whatever the order is in which elements are written.
 _WINDOWS: dict[str, Shared] = {
-    **_EXPANDED,
+    **{name: how for name, how in _EXPANDED.items() if "index_put" not in name},
     "clamp": "same",
     "clamp_max": "same",
     "clamp_min": "same",
@@ -55,7 +55,7 @@ def written_when_shared(name: str, values: list[Any]) -> Shared | None:
     Args:
         values: the operator's arguments, of which the first is the target.
     """
-    if name not in _WINDOWS and name != "conj_physical":
+    if name not in _WINDOWS and name not in _EXPANDED and name != "conj_physical":
         return None
     target = values[0]
     if name == "conj_physical" and not target.dtype.is_complex:
