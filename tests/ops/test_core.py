@@ -12,8 +12,7 @@ import torch
 from tools.compare import check, no_fallback
 from torch_tpu import metrics
 from torch_tpu.eager import kernel_table
-from torch_tpu.ops import families
-from torch_tpu.ops.core import derived, registry
+from torch_tpu.ops.core import derived, families, registry
 
 
 def test_write_through_strided_view() -> None:

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
 
-from torch_tpu.ops import families
+from torch_tpu.ops.core import families
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Check = Callable[..., None]
