@@ -187,6 +187,12 @@ def test_no_two_files_have_one_name():
     assert [n for n in set(names) if names.count(n) > 1] == []
 
 
+def test_no_two_classes_have_one_name():
+    """Those that files keep for themselves apart, and the two kinds of plan (docs/glossary.md)."""
+    found = re.findall(r"^class ([A-Z]\w*)", "\n".join(p.read_text() for p in FILES), re.M)
+    assert {name for name in found if found.count(name) > 1} == {"Plan"}
+
+
 def test_the_page_lists_every_package_and_part():
     page = (ROOT / "docs" / "architecture.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+(?:/\w+)?)/` \|.*\|(.*)\|$", page, re.M))
