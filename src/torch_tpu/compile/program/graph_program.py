@@ -22,7 +22,7 @@ from torch_tpu.compile.program import stored_graph
 from torch_tpu.compile.program.call_cache import Recall
 from torch_tpu.compile.program.graph_cut import Cut, is_worth_it
 from torch_tpu.compile.program.host_io import Border
-from torch_tpu.compile.program.node_value import kind
+from torch_tpu.compile.program.node_value import node_value
 from torch_tpu.eager.dispatch.launch import launch
 from torch_tpu.eager.dispatch.operator import checks_bounds
 from torch_tpu.eager.program import plan_table
@@ -72,7 +72,7 @@ def facts_of(graph: GraphModule) -> Facts:
     return Facts(
         Border(graph),
         tuple(n.name for n in placeholders),
-        not any(kind(n).is_dynamic for n in placeholders),
+        not any(node_value(n).is_dynamic for n in placeholders),
         len(constants(graph)),
         frozenset(
             i
@@ -93,7 +93,7 @@ def _groups(graph: GraphModule) -> Iterator[str]:
 
 
 def _is_number(node: Node) -> bool:
-    return kind(node).is_dynamic and not kind(node).device
+    return node_value(node).is_dynamic and not node_value(node).device
 
 
 def _is_data(number: Node, user: Node) -> bool:
@@ -174,7 +174,7 @@ class GraphProgram:
             return self._given_identity
         try:
             return hashlib.sha256(self.stored().code).hexdigest()
-        except stored_graph.Unstorable:
+        except stored_graph.UnstorableGraph:
             return ""
 
     def _identity_here(self) -> str:
