@@ -8,7 +8,7 @@ BIN := .venv/bin
 READY := .venv/ready
 INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-avx2 families conformance tpu-check operators check bench wheel clean
+.PHONY: demo test test-avx2 families conformance cases tpu-check operators check bench wheel clean
 
 demo: $(READY)
 	$(BIN)/torch-tpu demo --output demo-output
@@ -20,13 +20,13 @@ ON = $(if $(PLATFORM),--platform $(PLATFORM))
 # One test file stays in one process, so a file may rely on the order of its own tests and on its own caches.
 PYTEST := $(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile
 ON_PLUGIN_TOO := tests/plugin tests/compile/test_backend.py tests/device/test_fork.py tests/device/test_threads.py \
-	tests/eager/test_donation.py tests/eager/test_late_failures.py tests/eager/test_simple_calls.py \
+	tests/eager/test_donation.py tests/eager/test_late_failures.py tests/eager/test_fast_path.py \
 	tests/reports/test_errors.py
 
 test: $(READY)
 	$(PYTEST) $(ON); status=$$?; $(if $(PLATFORM),,$(PYTEST) --platform xcpu $(ON_PLUGIN_TOO) &&) exit $$status
 
-# The same as on a processor without AVX-512: the kernels of PyTorch, MKL and oneDNN, and the code that XLA generates.
+# The tests as on a processor without AVX-512: holds the kernels of PyTorch, MKL and oneDNN, and XLA's code, to AVX2.
 test-avx2: $(READY)
 	ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 XLA_FLAGS=--xla_cpu_max_isa=AVX2 \
 		$(MAKE) test
@@ -40,17 +40,23 @@ families: $(READY)
 # In another execution mode: make conformance MODE=fused; on the plug-in: make conformance PLATFORM=xcpu
 MODE ?= strict
 conformance: $(READY)
-	$(BIN)/python -m tests.conformance --mode $(MODE) $(ON) $(OPTIONS); database=$$?; \
-		$(BIN)/python -m tests.programs --mode $(MODE) $(ON) --count 2000 && exit $$database
+	$(BIN)/python -m tools.conformance --mode $(MODE) $(ON) $(OPTIONS); database=$$?; \
+		$(BIN)/python -m tools.random_programs --mode $(MODE) $(ON) --count 2000 && exit $$database
 
-# Compiles the programs of PyTorch's test database for TPUs that are not there; continues where it stopped.
+# Runs a folder of small programs in strict, fused and compiled mode: make cases CASES=folder [PLATFORM=xcpu]
+CASES ?=
+cases: $(READY)
+	@test -n "$(CASES)" || { echo "Which programs? make cases CASES=folder with files NUMBER_name.py"; exit 1; }
+	$(BIN)/python -m tools.cases $(CASES) $(ON) $(OPTIONS)
+
+# Compiles the programs of PyTorch's test database for TPUs (no TPU is needed); continues where it stopped.
 # make tpu-check OPTIONS=--table=docs/tpu-operators.md also writes the page.
 tpu-check: $(READY)
-	$(BIN)/python -m tests.tpu_check $(OPTIONS)
+	$(BIN)/python -m tools.tpu_check $(OPTIONS)
 
 # Which operators the device answers, and how: docs/operators.md
 operators: $(READY)
-	$(BIN)/torch-tpu operators --output docs/operators.md
+	$(BIN)/python -m tools.operators --output docs/operators.md
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -65,7 +71,7 @@ wheel: $(READY)
 
 clean:
 	rm -rf .venv dist demo-output conformance-results tpu-check-results .mypy_cache .pytest_cache .ruff_cache
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch must come with the constraints: without them pip may choose another build of it, gigabytes larger.
 $(READY): pyproject.toml constraints.txt

@@ -11,11 +11,14 @@ import pytest
 import torch
 import torch._functorch.config
 
-from tests import platforms
+from tools import platforms
 from torch_tpu import metrics  # registers the device where the package is not installed
+from torch_tpu.eager.program import stored_plans
 
 # Graphs that an earlier run left in PyTorch's cache would not be captured again, so tests would not see how.
 torch._functorch.config.enable_autograd_cache = False
+# Nor would operators be traced whose plans it left in the disk cache.
+stored_plans.keeps_operators = False
 
 # Tests of what a plug-in does in another way than jaxlib's XLA:CPU.
 OF_PLUGINS = Path(__file__).with_name("plugin")

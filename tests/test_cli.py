@@ -80,7 +80,7 @@ def test_doctor_on_a_healthy_machine(probe, installed):
     assert row(result.output, "torch") == "✓ torch 2.13.0+cpu"
     assert row(result.output, "jaxlib") == "✓ jaxlib 0.10.2"
     assert row(result.output, "platform") == "✓ platform cpu (XLA:CPU in jaxlib): TORCH_TPU_PLATFORM=cpu"
-    assert row(result.output, "stand-in") == "✓ stand-in XLA:CPU stands in for a TPU v5e"
+    assert row(result.output, "stand-in") == "✓ stand-in XLA:CPU runs the programs; the device calls itself TPU v5e"
     assert row(result.output, "device") == "✓ device 1 × TPU v5e, 8.0 GiB; computed 2×3 @ 3×2 correctly"
     assert "The device works." in result.output
 
@@ -173,7 +173,7 @@ def test_doctor_says_when_a_package_is_newer_than_tested(probe, installed):
     result = runner.invoke(cli.app, ["doctor"])
     assert result.exit_code == 0
     assert row(result.output, "torch") == "! torch 2.99.0"
-    assert "! torch: newer than the versions that were tested: 2.13.0." in result.output
+    assert "! torch: newer than the tested versions: 2.13.0." in result.output
 
 
 def test_doctor_lists_patches(probe, installed):
@@ -190,7 +190,7 @@ def test_doctor_says_which_patch_is_off(probe, installed, monkeypatch, required,
     result = runner.invoke(cli.app, ["doctor"])
     assert result.exit_code == code
     assert row(result.output, "print") == f"{mark} print off"
-    assert f"{mark} print: it does not fit. Off: tensors are printed." in result.output
+    assert f"{mark} print: it does not fit. This feature is off: tensors are printed." in result.output
 
 
 @pytest.mark.parametrize(
@@ -240,9 +240,16 @@ def test_cache_commands_say_what_is_not_used(monkeypatch, tmp_path, probe, insta
     ):
         result = runner.invoke(cli.app, ["cache", command])
         assert (result.exit_code, result.stdout) == (code, said)
-        assert f"Not used: others may write {tmp_path} (mode 0777)" in result.stderr
+        assert f"Not used: other users may write to {tmp_path} (mode 0777)" in result.stderr
     said = " ".join(runner.invoke(cli.app, ["doctor"]).output.split())
-    assert f"disk cache: others may write {tmp_path}" in said
+    assert f"disk cache: other users may write to {tmp_path}" in said
     tmp_path.chmod(0o700)
     result = runner.invoke(cli.app, ["cache", "clear"])
     assert (result.exit_code, result.stdout, result.stderr) == (0, "1 programs removed\n", "")
+
+
+def test_operators_says_that_it_needs_a_clone(monkeypatch):
+    monkeypatch.setattr(cli, "__file__", "/nowhere/lib/torch_tpu/cli.py")
+    result = runner.invoke(cli.app, ["operators"])
+    assert result.exit_code == 1
+    assert "needs a clone of the repository" in result.output

@@ -7,9 +7,9 @@ import warnings
 import pytest
 import torch
 
-from tests.compare import assert_same
+from tools.compare import assert_same
 from torch_tpu import metrics
-from torch_tpu.eager import fallback
+from torch_tpu.eager.host import fallback
 
 NAME = "aten::_test_optional_intlist"  # an operator of PyTorch's own tests, for which nobody needs a lowering
 operator = torch.ops.aten._test_optional_intlist

@@ -12,10 +12,9 @@ import torch
 from torch import nn
 
 import torch_tpu
-from torch_tpu import metrics
-from torch_tpu.eager import execute
+from torch_tpu import hooks, metrics
 from torch_tpu.metrics import programs
-from torch_tpu.metrics.latest import Latest
+from torch_tpu.recent import Recent
 
 EagerMode = torch.tpu.EagerMode
 FUSED = EagerMode.DEFER_AND_FUSE
@@ -24,8 +23,8 @@ FUSED = EagerMode.DEFER_AND_FUSE
 @pytest.fixture(autouse=True)
 def _strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # What other tests have made would be found again, or be nearer to what these make.
-    execute.clear_plans()
-    monkeypatch.setattr(programs, "_earlier", Latest(programs.MOST_NAMES))
+    hooks.forget_programs()
+    monkeypatch.setattr(programs, "_earlier", Recent(programs.MOST_NAMES))
     with torch.tpu.set_eager_mode(EagerMode.DEFER_NEVER):
         metrics.reset()
         yield
@@ -238,7 +237,7 @@ def test_fallbacks_have_their_reason_and_line(monkeypatch):
     monkeypatch.setenv("TORCH_TPU_FALLBACK", "allow")
     x = torch.rand(4, device="tpu")
     torch.histc(x, 4)
-    torch_tpu.eager.fallback.run_on_cpu(torch.ops.aten.sin.default, (x,), {}, "for the test")  # fallback
+    torch_tpu.eager.host.fallback.run_on_cpu(torch.ops.aten.sin.default, (x,), {}, "for the test")  # fallback
     (event,) = metrics.snapshot()["fallbacks"]
     assert (event["what"], event["detail"], event["line"]) == ("aten::sin", "for the test", line("fallback"))
     assert metrics.counters()["fallback::aten::sin"] == 1

@@ -10,10 +10,15 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from torch_tpu import cli, metrics, operators
-from torch_tpu.eager import reach
-from torch_tpu.eager.reach import Answer, Kind
+import torch_tpu
+from tools.operators import page, reach
+from tools.operators.__main__ import app
+from tools.operators.reach import Answer, Kind
+from torch_tpu import metrics
 
+# A derived form of PyTorch's own composite operator is written nowhere here.
+WRITTEN_HERE = (Kind.LOWERING, Kind.KERNEL, Kind.DECOMPOSITION)
+PACKAGE = Path(torch_tpu.__file__).parent
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "operators.md"
 
 
@@ -42,23 +47,48 @@ def kinds(answers: dict[str, Answer]) -> dict[str, Kind]:
 
 
 def test_coverage_never_falls(answers: dict[str, Answer], text: str) -> None:
-    gone = {name: answers[name].reason for name in lost(operators.read(text), kinds(answers))}
+    gone = {name: answers[name].reason for name in lost(page.read(text), kinds(answers))}
     assert gone == {}, "the device answered these by itself; if they must go, say why in the commit and regenerate"
 
 
 def test_document_is_fresh(answers: dict[str, Answer], text: str) -> None:
-    written = operators.totals(operators.read(text))
-    assert written == operators.totals(kinds(answers)), f"docs/operators.md is stale; run `{operators.COMMAND}`"
+    written = page.totals(page.read(text))
+    assert written == page.totals(kinds(answers)), f"docs/operators.md is stale; run `{page.COMMAND}`"
+
+
+def test_document_names_the_files(answers: dict[str, Answer], text: str) -> None:
+    """From the page it is one click to the file of any operator that is answered here."""
+    written = page.read_files(text)
+    assert written == page.files(answers), f"docs/operators.md is stale; run `{page.COMMAND}`"
+    missing = [file for named in written.values() for file in named if not (PACKAGE / file).is_file()]
+    assert missing == []
+    here = {name.partition(".")[0] for name, answer in answers.items() if answer.kind in WRITTEN_HERE}
+    assert here - set(written) == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("tan", '"tan": hlo.tan'),  # registered in a loop over functions of the StableHLO builder
+        ("add", '"add.Tensor"'),
+        ("_foreach_add", '"add.Tensor"'),  # derived
+        ("avg_pool2d", "avg_pool{_spatial}d"),
+        ("nonzero", '@kernel("nonzero")'),
+    ],
+)
+def test_the_file_has_the_operator(name: str, said: str, text: str) -> None:
+    named = page.read_files(text)[name]
+    assert any(said in (PACKAGE / file).read_text() for file in named), named
 
 
 def test_page_says_what_it_was_given(answers: dict[str, Answer]) -> None:
-    assert operators.read(operators.page(answers)) == kinds(answers)
+    assert page.read(page.page(answers)) == kinds(answers)
 
 
 def test_command_writes_the_page(answers: dict[str, Answer], tmp_path: Path) -> None:
     output = tmp_path / "operators.md"
-    assert CliRunner().invoke(cli.app, ["operators", "--output", str(output)]).exit_code == 0
-    assert output.read_text() == operators.page(answers)
+    assert CliRunner().invoke(app, ["--output", str(output)]).exit_code == 0
+    assert output.read_text() == page.page(answers)
 
 
 def test_a_loss_is_seen() -> None:
@@ -70,7 +100,7 @@ def test_a_loss_is_seen() -> None:
 def test_every_overload_is_judged(answers: dict[str, Answer]) -> None:
     assert len(answers) > 3000
     unknown = {n: a.reason for n, a in answers.items() if "no arguments are known" in a.reason}
-    assert unknown == {}, "give these a line in torch_tpu.eager.examples.CALLS"
+    assert unknown == {}, "give these a line in tools.operators.examples.CALLS"
 
 
 def run(name: str) -> dict[str, float]:

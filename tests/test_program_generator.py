@@ -9,17 +9,18 @@ from collections import Counter
 import pytest
 import torch
 
-from tests.programs.check import check
-from tests.programs.generate import LENGTH, generate
-from tests.programs.kinds import KINDS
-from tests.programs.program import Program, Step, script
-from tests.programs.results import Result, generator_digest, load, save
-from tests.programs.run import Invalid, run
-from tests.programs.shrink import shrink
-from tests.programs.state import Comparison, snapshot
-from torch_tpu import ops
-from torch_tpu.eager import copy, execute
-from torch_tpu.ops import registry
+from tools.random_programs.check import check
+from tools.random_programs.generate import LENGTH, generate
+from tools.random_programs.kinds import KINDS
+from tools.random_programs.program import Program, Step, script
+from tools.random_programs.results import Result, generator_digest, load, save
+from tools.random_programs.run import Invalid, run
+from tools.random_programs.shrink import shrink
+from tools.random_programs.state import Comparison, snapshot
+from torch_tpu.eager.kernels import copy
+from torch_tpu.eager.program import plan_table
+from torch_tpu.ops.core import families, registry
+from torch_tpu.recent import Recent
 
 
 @pytest.fixture(scope="module")
@@ -98,11 +99,11 @@ def test_writes_are_counted() -> None:
 
 def test_a_wrong_lowering_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sine gets a small error; what has nothing to do with it goes."""
-    ops.load()
+    families.load()
     rule = registry.find(torch.ops.aten.sin.default)
     assert rule is not None
     right = rule.function
-    monkeypatch.setattr(execute, "_plans", execute.Recent(4096))
+    monkeypatch.setattr(plan_table, "plans", Recent(4096))
     object.__setattr__(rule, "function", lambda *args, **extras: right(*args, **extras) * 1.001)
     try:
         program = steps(
@@ -127,7 +128,7 @@ def test_a_wrong_lowering_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -
 def test_a_write_that_is_lost_is_found_in_drawn_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies into views go nowhere: some of the first programs fail, each at a line that writes."""
     owns_storage = copy.owns_storage
-    monkeypatch.setattr(copy, "program", lambda func: lambda dst, *rest, **options: dst)
+    monkeypatch.setattr(copy, "as_program", lambda func: lambda dst, *rest, **options: dst)
     monkeypatch.setattr(copy, "clone", lambda t, **options: t.cpu().clone(**options).to("tpu"))
     reports = [report for seed in range(8) if (report := check(seed)) is not None]
     assert reports

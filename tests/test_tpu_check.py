@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conformance import pool
-from tests.conformance.database import Entry
-from tests.tpu_check import compile as compiling
-from tests.tpu_check import lower, report, results
-from tests.tpu_check.compile import TARGETS, Batch, Verdict
-from torch_tpu.eager import execute, plan
+from tools.conformance import pool
+from tools.conformance.database import Entry
+from tools.tpu_check import compile as compiling
+from tools.tpu_check import lower, report, results
+from tools.tpu_check.compile import TARGETS, Batch, Verdict
+from torch_tpu.eager.program import plan_table, plan_tracing
+from torch_tpu.recent import Recent
 from torch_tpu.runtime.fingerprint import bytecode
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "tpu-operators.md"
@@ -49,7 +50,7 @@ ENTRIES = (
 COMPILE = """
 import json, sys
 from pathlib import Path
-from tests.tpu_check.compile import Batch, Compile
+from tools.tpu_check.compile import Batch, Compile
 compile = Compile(Path(sys.argv[1]))
 print(json.dumps([compile(Batch(target, tuple(digests)))["reason"] for target, digests in json.loads(sys.argv[2])]))
 """
@@ -77,8 +78,9 @@ def test_an_operator_of_each_family_compiles_for_tpus(tmp_path, monkeypatch):
     # What has no form for TPUs is no program of theirs; XLA:CPU's own is refused.
     refused = tmp_path / "refused"
     made = []
-    monkeypatch.setattr(execute, "_plans", execute.Recent(4096))
-    monkeypatch.setattr(execute, "make_plan", lambda call: made.append(plan.make_plan(call)) or made[-1])
+    monkeypatch.setattr(plan_table, "plans", Recent(4096))
+    trace = plan_tracing.make_plan
+    monkeypatch.setattr(plan_tracing, "make_plan", lambda call: made.append(trace(call)) or made[-1])
     torch.linalg.qr(torch.ones(3, 3, device="tpu"))
     refused.write_bytes(next(bytecode(p.module) for p in made if p.custom_calls))
     good, bad = compiled(tmp_path, [[TARGETS[0], programs], [TARGETS[1], [programs[0], "refused"]]])
@@ -134,7 +136,7 @@ def test_a_program_that_takes_too_long_ends_its_process(tmp_path):
     code = f"""
 from pathlib import Path
 from unittest import mock
-from tests.tpu_check import compile as compiling
+from tools.tpu_check import compile as compiling
 compiling.SECONDS_ALONE = 1
 def forever(programs):
     while True:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.compare import assert_same, check
+from tools.compare import assert_same, check
 
 Program = Callable[[str], Any]
 

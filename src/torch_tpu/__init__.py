@@ -34,7 +34,7 @@ def export(module_or_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Expor
 
 
 def plan(fn: Callable[..., Any], *args: Any, target: str, **options: Any) -> Plan:
-    """What calls of a function would need and take on TPUs that are not there: `torch_tpu.planner.plan`."""
+    """The memory and time that calls of a function take on a TPU; no TPU is needed. See `torch_tpu.planner.plan`."""
     from torch_tpu.planner import plan as make
 
     return make(fn, *args, target=target, **options)

@@ -35,9 +35,9 @@ def load() -> None:
             _failure = error
             # Where even this fails, the device stays unknown to PyTorch, which then says so itself.
             with contextlib.suppress(Exception):
-                from torch_tpu.device import broken
+                from torch_tpu.device import broken_device
 
-                broken.install(error)
+                broken_device.install(error)
 
 
 def failure() -> BaseException | None:

@@ -1,11 +1,10 @@
-"""The command `torch-tpu`: finds out whether the device works here, and shows what it can do.
+"""The command `torch-tpu`: checks whether the device works here, and shows what it can do.
 
 What takes long to import or may be missing is imported by the command that needs it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import platform as python_platform
@@ -13,7 +12,6 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -26,7 +24,7 @@ from rich.table import Table
 
 from torch_tpu.patching import versions
 from torch_tpu.planner import command
-from torch_tpu.runtime import diagnosis, disk_cache, platform
+from torch_tpu.runtime import disk_cache, platform, tpu_diagnosis
 from torch_tpu.runtime.generations import GIB
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
@@ -39,7 +37,7 @@ PROBE_TIMEOUT_SECONDS = 120
 # Run by `doctor` in a process of its own: a chip that another process holds makes libtpu wait or abort.
 PROBE = """
 import json, torch, torch_tpu
-from torch_tpu.runtime.client import client
+from torch_tpu.runtime.process_client import client
 x = torch.arange(6, dtype=torch.float32).reshape(2, 3).to("tpu")
 y = x @ x.T + 1
 torch.tpu.synchronize()
@@ -83,7 +81,7 @@ def main() -> None:
 
 @app.command()
 def doctor() -> None:
-    """Tells whether the device works here.
+    """Checks whether the device works here.
 
     Lists what was found and what to do about what is missing. Exits with 0 when the device is usable and
     with 1 when it is not.
@@ -114,8 +112,8 @@ def doctor() -> None:
 
 @app.command()
 def demo(
-    quick: Annotated[bool, typer.Option("--quick", help="A shorter run, for a first look.")] = False,
-    output: Annotated[Path, typer.Option(help="The folder for results.")] = Path("demo-output"),
+    quick: Annotated[bool, typer.Option("--quick", help="A shorter run.")] = False,
+    output: Annotated[Path, typer.Option(help="The folder for the results.")] = Path("demo-output"),
 ) -> None:
     """Runs real models on the device."""
     try:
@@ -130,31 +128,40 @@ def demo(
 
 @app.command()
 def operators(
-    output: Annotated[Path | None, typer.Option(help="The file to write; without it, the terminal.")] = None,
+    output: Annotated[Path | None, typer.Option(help="The file to write. Without it, the terminal.")] = None,
 ) -> None:
-    """Tells how the device answers each of PyTorch's operators.
+    """Lists how the device answers each of PyTorch's operators, and in which file. Needs a clone of the repository.
 
-    Takes half a minute: what can't be known from the operator's kernel is tried.
+    Takes half a minute, because small calls of many operators are tried.
     """
-    import torch  # noqa: F401  (registers the device)
+    clone = _clone()
+    if clone is None:
+        typer.echo(
+            "`torch-tpu operators` needs a clone of the repository: what measures is not installed with the package. "
+            "In a clone run `make operators`, or read docs/operators.md.",
+            err=True,
+        )
+        raise typer.Exit(1)
+    options = [] if output is None else ["--output", str(output.resolve())]
+    raise typer.Exit(subprocess.run([sys.executable, "-m", "tools.operators", *options], cwd=clone).returncode)
 
-    from torch_tpu.eager import reach
-    from torch_tpu.operators import page
 
-    with _without_stderr():
-        answers = reach.answers()
-    text = page(answers)
-    if output is None:
-        typer.echo(text, nl=False)
-    else:
-        output.write_text(text)
+def _clone() -> Path | None:
+    """The folder of the repository, where the package runs from a clone."""
+    folder = Path(__file__).resolve().parents[2]
+    return folder if (folder / "tools" / "operators").is_dir() else None
 
 
 @app.command()
-def topologies() -> None:
-    """Lists the TPUs that can be compiled for here: TORCH_TPU_PLATFORM and `plan --target` take these names.
+def topologies(
+    every: Annotated[
+        bool, typer.Option("--all", help="Also list shapes that the compiler accepts but nobody rents out.")
+    ] = False,
+) -> None:
+    """Lists the TPU slices to compile for: TORCH_TPU_PLATFORM and `plan --target` take these names.
 
-    The figures are those Google publishes for one device, of which a TPU v7 chip has two; nothing is measured.
+    These are the slices that Google Cloud rents out. The figures are the published peaks of one device (a TPU v7 chip
+    has two devices); nothing is measured. TPU v4 is not listed: libtpu can't compile for it as its users get it.
     """
     from torch_tpu.runtime import topology
 
@@ -162,29 +169,19 @@ def topologies() -> None:
     if library is None:
         typer.echo("libtpu is not installed. Run `pip install 'torch-tpu[tpu]'`.", err=True)
         raise typer.Exit(1)
-    table = Table("name", "TPU", "chips", "devices", "HBM each", "bfloat16 each", "HBM speed each", box=None)
-    for found in topology.accepted(library):
+    table = Table("name", "TPU", "chips", "devices", "HBM", "bfloat16", "HBM speed", box=None)
+    if every:
+        table.add_column("rented")
+    for found in topology.accepted(library, every):
         kind = found.generation
-        table.add_row(
+        row = (
             *(found.name, kind.name, f"{found.chips:,}", f"{found.devices:,}"),
             f"{kind.hbm_bytes_per_device / GIB:.0f} GiB",
             f"{kind.bf16_flops_per_device / 1e12:,.1f} TFLOP/s",
             f"{kind.hbm_bandwidth_per_device / 1e9:,.0f} GB/s",
         )
+        table.add_row(*row, *(["yes" if found.rented else "no"] if every else []))
     Console().print(table)
-
-
-@contextlib.contextmanager
-def _without_stderr() -> Iterator[None]:
-    """Drops what PyTorch's C++ code writes: many operators are deprecated, and say so."""
-    kept = os.dup(2)
-    with open(os.devnull, "w") as nothing:
-        os.dup2(nothing.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 def _disk_cache() -> disk_cache.DiskCache:
@@ -213,7 +210,7 @@ def path() -> None:
 
 @cache_app.command()
 def stats() -> None:
-    """Prints how many programs there are and what they take."""
+    """Prints how many programs are kept and how much space they take."""
     cache = _disk_cache()
     found = cache.stats()
     typer.echo(f"{found.entries:,} programs, {found.nbytes / 2**20:,.1f} MiB of {cache.limit / 2**20:,.0f} MiB")
@@ -224,7 +221,7 @@ def stats() -> None:
 def clear() -> None:
     """Removes every program. Running processes keep theirs.
 
-    What is in a folder that others own or may write is left there, and the command exits with 1.
+    Files in a folder that others own or may write to are left there, and the command exits with 1.
     """
     cache = _disk_cache()
     typer.echo(f"{cache.clear():,} programs removed")
@@ -246,7 +243,7 @@ def _package(name: str) -> Finding:
     if oldest and versions.numbers(version) < versions.numbers(oldest):
         return Finding(name, version, usable=False, advice=f"run `pip install '{name}>={oldest}'`.")
     if versions.is_newer(name, version):
-        return Finding(name, version, advice=f"newer than the versions that were tested: {versions.tested(name)}.")
+        return Finding(name, version, advice=f"newer than the tested versions: {versions.tested(name)}.")
     return Finding(name, version)
 
 
@@ -276,7 +273,7 @@ def _cache_folder() -> Finding:
     except ValueError as error:
         return Finding("disk cache", "none", usable=False, advice=f"{error}.")
     if cache is None:
-        return Finding("disk cache", "off: TORCH_TPU_CACHE_DIR is empty, or the user has no home")
+        return Finding("disk cache", "off: TORCH_TPU_CACHE_DIR is empty, or the user has no home folder")
     return Finding("disk cache", str(cache.folder), advice=cache.why_unused())
 
 
@@ -297,22 +294,27 @@ def _platform() -> list[Finding]:
         findings.append(_device_files())
     if chosen.stand_in:
         runs_on = "XLA:CPU" if chosen.name == "cpu" else f"the plugin {chosen.name}"
-        findings.append(Finding("stand-in", f"{runs_on} stands in for a {chosen.stand_in.name}"))
+        named = chosen.stand_in.name
+        findings.append(Finding("stand-in", f"{runs_on} runs the programs; the device calls itself {named}"))
     return findings
 
 
 def _device_files() -> Finding:
     """Whether the chips' device files are there, may be opened, and are free."""
-    files = diagnosis.device_files()
+    files = tpu_diagnosis.device_files()
     if not files:
-        return Finding("device files", "none: neither /dev/accel* nor /dev/vfio/*", advice=diagnosis.advice("no TPU"))
+        return Finding(
+            "device files", "none: neither /dev/accel* nor /dev/vfio/*", advice=tpu_diagnosis.advice("no TPU")
+        )
     found = ", ".join(map(str, files))
-    if forbidden := diagnosis.forbidden(files):
+    if forbidden := tpu_diagnosis.forbidden(files):
         denied = ", ".join(map(str, forbidden))
-        return Finding("device files", found, usable=False, advice=f"{denied}: {diagnosis.advice('permission denied')}")
-    if holders := diagnosis.holders(files):
+        return Finding(
+            "device files", found, usable=False, advice=f"{denied}: {tpu_diagnosis.advice('permission denied')}"
+        )
+    if holders := tpu_diagnosis.holders(files):
         who = ", ".join(f"{name} (process {number})" for number, name in holders.items())
-        return Finding("device files", f"{found}, open in {who}", advice=diagnosis.advice("already in use"))
+        return Finding("device files", f"{found}, open in {who}", advice=tpu_diagnosis.advice("already in use"))
     return Finding("device files", found)
 
 
@@ -334,7 +336,7 @@ def _patches() -> list[Finding]:
             row["name"],
             row["state"] if not row["note"] else f"{row['state']}: {row['note']}",
             usable=row["state"] != "off" or not row["required"],
-            advice="" if row["state"] != "off" else f"{row['reason']} Off: {row['feature']}.",
+            advice="" if row["state"] != "off" else f"{row['reason']} This feature is off: {row['feature']}.",
         )
         for row in rows
     ]
@@ -351,14 +353,12 @@ def _device() -> Finding:
             "device",
             f"no answer within {PROBE_TIMEOUT_SECONDS} s",
             usable=False,
-            advice=diagnosis.advice("already in use"),
+            advice=tpu_diagnosis.advice("already in use"),
         )
     if probe.returncode != 0:
         last_words = (probe.stderr.strip() or f"exit code {probe.returncode}").splitlines()[-1]
-        known = diagnosis.advice(last_words)
-        return Finding(
-            "device", "does not work", usable=False, advice=f"{last_words} → {known}" if known else last_words
-        )
+        known = tpu_diagnosis.advice(last_words)
+        return Finding("device", "failed", usable=False, advice=f"{last_words} → {known}" if known else last_words)
     count, name, memory = json.loads(probe.stdout.splitlines()[-1])
     did = "compiled 2×3 @ 3×2, ran nothing" if platform.topology_asked_for() else "computed 2×3 @ 3×2 correctly"
     return Finding("device", f"{count} × {name}, {memory / GIB:.1f} GiB; {did}")

@@ -7,20 +7,24 @@ import importlib.util
 from typing import Any
 
 # These declare patches and are not imported when the device is registered.
-_DECLARE_LATER = ("torch_tpu.ops.convolution", "torch_tpu.eager.graph", "torch_tpu.planner.script")
+_DECLARE_LATER = (
+    "torch_tpu.ops.convolution_shapes",
+    "torch_tpu.eager.deferred.deferred_graph",
+    "torch_tpu.planner.script",
+)
 
 
 def patches() -> list[Any]:
     """Every patch. Imports the runtime, if it can be imported."""
     import torch_tpu  # noqa: F401  (registers the device)
-    from torch_tpu.patching import registry
+    from torch_tpu.patching import patch_registry
 
     for module in _DECLARE_LATER:
         try:
             importlib.import_module(module)
         except (ImportError, RuntimeError):
             continue  # without jaxlib there is no device; `doctor` says so itself
-    return registry.patches
+    return patch_registry.patches
 
 
 def report() -> list[dict[str, Any]]:
@@ -29,7 +33,7 @@ def report() -> list[dict[str, Any]]:
     Imports the modules after whose import patches are made, so that those are made or found not to fit. Patches that
     wait for something else are looked at: what does not fit counts as off.
     """
-    from torch_tpu.patching.registry import Moment, State
+    from torch_tpu.patching.patch_registry import Moment, State
 
     rows = []
     for patch in patches():

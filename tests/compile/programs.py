@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from torch_tpu import metrics
-from torch_tpu.eager import execute
+from torch_tpu.eager.program import plan_table
+from torch_tpu.eager.program.plan import Plan
 
 
 def by_operator() -> float:
@@ -17,12 +18,12 @@ def by_operator() -> float:
     return counters.get("graph_by_operator", 0) + counters.get("graph_cut", 0)
 
 
-def plans_of(function: Callable[[], Any]) -> list[execute.Plan]:
+def plans_of(function: Callable[[], Any]) -> list[Plan]:
     """The programs of graphs that a call makes."""
-    known = set(execute._plans)
+    known = set(plan_table.plans)
     function()
-    new = [plan for key, plan in execute._plans.items() if key not in known]
-    return [p for p in new if isinstance(p, execute.Plan) and p.name == "graph"]
+    new = [plan for key, plan in plan_table.plans.items() if key not in known]
+    return [p for p in new if isinstance(p, Plan) and p.name == "graph"]
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:

@@ -18,10 +18,10 @@ from torch._dynamo.utils import counters
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_tpu import metrics
-from torch_tpu.compile import stored_graph
+from torch_tpu.compile.program import stored_graph
 from torch_tpu.runtime import fingerprint
-from torch_tpu.runtime.client import client
 from torch_tpu.runtime.disk_cache import SUFFIX, DiskCache
+from torch_tpu.runtime.process_client import client
 
 # Trains a little model with what takes part in entries: a buffer that is written, random numbers, an index check, a
 # constant of the graph; once with sizes that vary.
@@ -70,7 +70,8 @@ def test_a_second_process_does_none_of_it_again(tmp_path: Path) -> None:
     again, aot, ours, same_graphs, warned = run()
     assert again == values
     assert aot["autograd_cache_hit"] == 3
-    assert (ours.get("compile", 0), ours["stored_plan"], warned) == (0, graphs, [])
+    # No program is traced either, of graphs or of the operators between them.
+    assert (ours.get("compile", 0), ours["stored_plan"], warned) == (0, ours["program"], [])
     assert same_graphs == graphs == 8  # forward and backward, of two sizes, with and without dynamic shapes
 
 
@@ -109,7 +110,7 @@ def test_a_graph_comes_back(cache: DiskCache) -> None:
     for came in (COLD, WARM, WARM):
         result, how = anew(scaled, x)
         assert (result.tolist(), how) == (WANT, came)
-    assert list(metrics.programs.graphs)[-1].endswith("of scaled")
+    assert metrics.programs.graphs.entries()[-1].name.endswith("of scaled")
     # Another graph, and the same one for other sizes.
     assert anew(lambda x: (x * 4).relu(), x)[1] == COLD
     assert anew(scaled, torch.ones(3, device="tpu"))[1] == COLD
@@ -262,5 +263,5 @@ def test_the_bytes_of_a_graph() -> None:
         torch.testing.assert_close(after(x), choose(x))
     assert stored_graph.dump(after) == code
     before.graph.output_node().prepend(before.graph.call_function(json.dumps))
-    with pytest.raises(stored_graph.Unstorable, match="dumps"):
+    with pytest.raises(stored_graph.UnstorableGraph, match="dumps"):
         stored_graph.dump(before)

@@ -12,7 +12,7 @@ from transformers import StaticCache
 from tests.compile.families import FAMILIES, build
 from tests.compile.programs import compiled, plans_of
 from torch_tpu import compile as tpu_compile
-from torch_tpu.eager.execute import Plan
+from torch_tpu.eager.program.plan import Plan
 
 Write = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
 SIZES = (2, 4, 2048, 16)

@@ -14,7 +14,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, lr_scheduler
 
 from tests.compile.test_autograd_cache import cache  # noqa: F401
 from torch_tpu import metrics
-from torch_tpu.compile import changing_floats
+from torch_tpu.compile.frontend import changing_floats
 
 STEPS = 6
 

@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from tests.compile.programs import by_operator, compiled, plans_of
-from torch_tpu.compile.recompute import delay_recomputation
+from torch_tpu.compile.program.recompute import delay_recomputation
 from torch_tpu.ops.checkpoint import after
 
 WIDTH, ROWS, LAYERS = 64, 512, 8

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from tests.compile.test_layers import IDS, _any_size, equals_cpu, layered, train  # noqa: F401
-from tests.compile.test_regions import Layer, Model, captured, outlined
-from torch_tpu.compile import graph, layers, regions, repetition
-from torch_tpu.compile.differentiate import Region
-from torch_tpu.compile.graph import GraphProgram
+from tests.compile.test_outline import Layer, Model, captured, outlined
+from torch_tpu import hooks
+from torch_tpu.compile.layers import layered_program, outline, repetition
+from torch_tpu.compile.layers.differentiate import OutlinedPart
+from torch_tpu.compile.program.graph_program import GraphProgram
 from torch_tpu.ops.checkpoint import after
 
 CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
@@ -31,9 +32,9 @@ class Checkpointed(Model):
         return self.head(x)
 
 
-def region_of(model: nn.Module) -> tuple[torch.fx.GraphModule, Region]:
+def region_of(model: nn.Module) -> tuple[torch.fx.GraphModule, OutlinedPart]:
     """Dynamo's graph with the equal parts taken out, and what they are."""
-    found, region = regions.outline(captured(model, IDS.to("tpu")))
+    found, region = outline.outline(captured(model, IDS.to("tpu")))
     assert region is not None
     return found, region
 
@@ -84,7 +85,7 @@ def test_random_numbers_are_those_of_eager(depth: int) -> None:
     model, ids, results = Checkpointed(depth, dropout=0.5).to("tpu"), IDS.to("tpu"), []
     programs: list[GraphProgram] = []
     before = outlined()
-    graph.observer = lambda program, plan: programs.append(program)
+    hooks.graph_program_made = lambda program, plan: programs.append(program)
     try:
         for function in (model, torch.compile(model)):
             torch.manual_seed(7)
@@ -92,7 +93,7 @@ def test_random_numbers_are_those_of_eager(depth: int) -> None:
             value = train(function, ids)
             results.append([value, torch.rand(2, device="tpu"), *(p.grad.clone() for p in model.parameters())])
     finally:
-        graph.observer = None
+        hooks.graph_program_made = None
     assert outlined() - before == depth
     assert len(programs) == (2 if depth == 5 else 6)
     assert not any(program.border for program in programs)
@@ -120,14 +121,14 @@ def test_memory_still_falls() -> None:
 
 def test_parts_of_one_program_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer is not computed again before the gradients of the one behind it are there, those of weights too."""
-    monkeypatch.setattr(layers, "LEAST_LAYERS", 99)
+    monkeypatch.setattr(layered_program, "LEAST_LAYERS", 99)
     programs: list[GraphProgram] = []
-    graph.observer = lambda program, plan: programs.append(program)
+    hooks.graph_program_made = lambda program, plan: programs.append(program)
     try:
         equals_cpu(Checkpointed(5), IDS)
     finally:
-        graph.observer = None
-    calls = [n for n in programs[1].graph.graph.nodes if regions.is_call(n)]
+        hooks.graph_program_made = None
+    calls = [n for n in programs[1].graph.graph.nodes if outline.is_call(n)]
     assert len(calls) == 5
     for earlier, later in itertools.pairwise(calls):
         waiting = later.args[-1]

@@ -20,7 +20,7 @@ from torch._higher_order_ops.scan import scan
 import torch_tpu
 from torch_tpu.compile.export import ExportError
 from torch_tpu.hlo import module
-from torch_tpu.runtime.client import client
+from torch_tpu.runtime.process_client import client
 
 RUNNER = Path(__file__).with_name("run_exported.py")
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.compare import no_fallback
 from tests.compile.families import FAMILIES, build
+from tools.compare import no_fallback
 from torch_tpu import metrics
 
 TOKENS = 10

@@ -14,14 +14,14 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.compile.programs import plans_of
 from tests.compile.test_autograd_cache import anew, cache  # noqa: F401
-from tests.compile.test_regions import Layer, Model
+from tests.compile.test_outline import Layer, Model
 from torch_tpu import metrics
-from torch_tpu.compile import layers, roofline
+from torch_tpu.compile.layers import layered_program, roofline
 
 
 @pytest.fixture(autouse=True)
 def _any_size(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(layers, "LEAST_SECONDS", 0)
+    monkeypatch.setattr(layered_program, "LEAST_SECONDS", 0)
     torch.compiler.reset()
     yield
     torch.compiler.reset()
@@ -69,7 +69,7 @@ def test_programs_before_and_after() -> None:
 
 
 def test_small_layers_stay_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "LEAST_SECONDS", 1)
+    monkeypatch.setattr(layered_program, "LEAST_SECONDS", 1)
     assert equals_cpu(Model(8), IDS) == [(0, 1)] * 2
 
 
@@ -132,7 +132,7 @@ def test_memory_is_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kept for backward, and at most held during a step: with the layers together, and one by one."""
     ids, found = torch.zeros(64, 32, dtype=torch.long, device="tpu"), []
     for least in (99, 8):
-        monkeypatch.setattr(layers, "LEAST_LAYERS", least)
+        monkeypatch.setattr(layered_program, "LEAST_LAYERS", least)
         torch.compiler.reset()
         model = Model(8).to("tpu")
         step = torch.compile(model)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from tests.compare import no_fallback
 from tests.compile.families import FAMILIES, build, loss_of
 from tests.compile.programs import by_operator
 from tests.models.builders import MODELS
+from tools.compare import no_fallback
 
 # PyTorch's meta kernel of `_grouped_mm` knows bfloat16 alone, so Dynamo can't capture these in float32, for any device.
 NOT_CAPTURED = {"mixtral"}

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.compare import no_fallback
 from tests.compile.families import FAMILIES, VOCABULARY, build
 from tests.compile.test_buckets import bucketed, fresh, programs, unpadded  # noqa: F401  (a fixture)
+from tools.compare import no_fallback
 
 Inputs = dict[str, torch.Tensor]
 # Of the first comes a program of its own; the others are in buckets of 8, 16, 32 and 64.

@@ -167,7 +167,7 @@ def f(x): return x + 1
 @torch.compile(backend="tpu", mode="max-autotune", fullgraph=True)
 def g(x): return x + 1
 module = torch.compile(torch.nn.Linear(2, 2))
-from torch_tpu.runtime import client
+from torch_tpu.runtime import process_client as client
 assert client._client is None, "the client was started"
 assert f(torch.ones(2, device="tpu")).tolist() == [2.0, 2.0] == g(torch.ones(2, device="tpu")).tolist()
 assert client._client is not None

@@ -12,10 +12,10 @@ from torch import Tensor, fx, nn
 
 from tests.compile.test_autograd_cache import anew, cache  # noqa: F401
 from tests.compile.test_layers import _any_size, equals_cpu, layered  # noqa: F401
-from tests.compile.test_regions import captured, outlined
+from tests.compile.test_outline import captured, outlined
 from torch_tpu import compile as tpu_compile
 from torch_tpu import metrics
-from torch_tpu.compile import layers, regions, repetition
+from torch_tpu.compile.layers import layered_program, outline, repetition
 
 COPY = torch.ops.aten.copy_.default
 
@@ -73,7 +73,7 @@ def test_a_graph_before_and_after() -> None:
     model = Decoder(4).to("tpu").requires_grad_(False)
     before = captured(model, torch.ones(2, 1, 8, device="tpu"), torch.tensor([3], device="tpu"))
     assert targets(before).count("index_copy_") == 8
-    found, region = regions.outline(before)
+    found, region = outline.outline(before)
     assert region is not None
     assert (region.outputs, len(region.written)) == (1, 2)
     part = [torch.ops.torch_tpu.region.default, *["getitem"] * 3, "copy_", "copy_"]
@@ -89,7 +89,7 @@ def test_a_layer_before_and_after() -> None:
     x, state = graph.placeholder("x"), graph.placeholder("state")
     new = graph.call_function(torch.ops.aten.add.Tensor, (state, x))
     graph.output((graph.call_function(torch.ops.aten.mul.Tensor, (new, x)), new))
-    module = layers._writing(fx.GraphModule(nn.Module(), graph), [(1, 1)], [0])
+    module = layered_program._writing(fx.GraphModule(nn.Module(), graph), [(1, 1)], [0])
     assert targets(module) == [torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor, COPY]
     given = torch.tensor(5.0)
     assert [t.item() for t in module(torch.tensor(2.0), given)] == [14.0]

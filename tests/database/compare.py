@@ -11,9 +11,9 @@ from unittest import mock
 import pytest
 import torch
 
-from tests.conformance import check, known
-from tests.conformance.database import Entry, entries
-from torch_tpu.eager import varying
+from tools.conformance import check, known
+from tools.conformance.database import Entry, entries
+from torch_tpu.eager.host import shape_churn
 
 # What most programs do with an operator; other checks and dtypes take turns in test_rotating_slice.py.
 EVERYDAY = ("forward", "gradient", "inplace", "step", "state_dict")
@@ -49,7 +49,7 @@ def assert_conforms(
     """No difference from the CPU, and nothing computed there, but what `conformance.known` lists."""
     with (
         mock.patch.dict(os.environ, TORCH_TPU_FALLBACK="allow"),
-        mock.patch.object(varying, "MOST_SHAPES", sys.maxsize),  # each shape is to have its program
+        mock.patch.object(shape_churn, "MOST_SHAPES", sys.maxsize),  # each shape is to have its program
     ):
         outcome = check.run(entry, samples=samples, checks=checks, mode=mode)
     found = [
@@ -60,5 +60,5 @@ def assert_conforms(
     found += [f"{entry}: {name} ran on the CPU" for name in outcome.fallbacks if name not in known.FALLBACKS]
     if found:
         chosen = f"--kind {entry.kind} --ops '^{entry.op}' --dtypes {entry.dtype} --mode {mode}"
-        again = f".venv/bin/python -m tests.conformance {chosen}"
+        again = f".venv/bin/python -m tools.conformance {chosen}"
         pytest.fail("\n".join([*found, note, f"to see all of it: {again} --restart"]), pytrace=False)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conformance.backward_calls import CALLS, NOT_HERE, masked_operators
-from tests.conformance.database import Entry
-from tests.conformance.operators import AXES
 from tests.database.compare import assert_conforms, in_float32
+from tools.conformance.backward_calls import CALLS, NOT_HERE, masked_operators
+from tools.conformance.database import Entry
+from tools.conformance.operators import AXES
 
 
 def named(*names: str, kind: str = "operator") -> list[Entry]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conformance.database import Entry
 from tests.database.compare import assert_conforms, operators
+from tools.conformance.database import Entry
 
 
 @pytest.mark.parametrize("entry", operators("mathematics"), ids=str)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conformance.database import Entry
 from tests.database.compare import assert_conforms, in_float32
+from tools.conformance.database import Entry
 
 
 @pytest.mark.parametrize("entry", in_float32("optimizer"), ids=str)

@@ -13,10 +13,10 @@ import zlib
 
 import pytest
 
-from tests.conformance.check import CHECKS
-from tests.conformance.database import Entry, entries
-from tests.conformance.operators import AXES
 from tests.database.compare import assert_conforms
+from tools.conformance.check import CHECKS
+from tools.conformance.database import Entry, entries
+from tools.conformance.operators import AXES
 
 SLICES = 90
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from accelerate.utils.memory import find_executable_batch_size, should_reduce_batch_size
 
-from torch_tpu.runtime.client import client
+from torch_tpu.runtime.process_client import client
 
 MANY = 10**13
 LINE = r"(?s)^TPU out of memory\..*test_out_of_memory\.py:\d+"

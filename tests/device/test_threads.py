@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from torch_tpu.runtime import client, platform
+from torch_tpu.runtime import platform, process_client
 
 
 def train(seed):
@@ -88,4 +88,4 @@ def test_modes_and_devices_hold_across_threads():
 def test_an_interpreter_without_its_global_lock_is_refused(monkeypatch):
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
     with pytest.raises(RuntimeError, match="PYTHON_GIL=1"):
-        client._start(platform.choose({"TORCH_TPU_PLATFORM": "cpu"}))
+        process_client._start(platform.choose({"TORCH_TPU_PLATFORM": "cpu"}))

@@ -14,8 +14,7 @@ from tests.distributed import test_collectives as collectives
 from tests.distributed.models import gpt, train
 from tests.distributed.test_training import alone, close, sharded
 from tests.distributed.world import World, world
-from torch_tpu import metrics
-from torch_tpu.compile import graph as compiled_graphs
+from torch_tpu import hooks, metrics
 
 
 def computed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -35,7 +34,7 @@ def check_graph() -> int:
     before = torch.arange(6.0, device="tpu") * 2
     view = before[2:4]
     programs: list[Any] = []
-    compiled_graphs.observer = lambda _, plan: programs.append(plan)
+    hooks.graph_program_made = lambda _, plan: programs.append(plan)
     compiled = torch.compile(computed, fullgraph=True, dynamic=False)
     for seed in range(3):
         generator = torch.Generator().manual_seed(10 * seed + rank)

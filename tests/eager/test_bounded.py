@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from torch_tpu.eager import execute, graph, signature
-from torch_tpu.eager.recent import Recent
+from torch_tpu.eager.deferred import deferred_graph
+from torch_tpu.eager.program import argument_buffers, call_signature, plan_table
 from torch_tpu.hlo import strided
+from torch_tpu.recent import Recent
 from torch_tpu.tensor import storage
 
 EagerMode = torch.tpu.EagerMode
@@ -30,7 +31,7 @@ def growth(use: Callable[[], object], rounds: int) -> tuple[int, int]:
         for _ in range(rounds):
             use()
         torch.tpu.synchronize()
-        strided.plan.cache_clear()  # which has a bound of its own
+        strided.view_steps.cache_clear()  # which has a bound of its own
         gc.collect()
         counts.append((len(gc.get_objects()), sys.getallocatedblocks()))
     (objects, blocks), (more_objects, more_blocks) = counts
@@ -49,9 +50,9 @@ def test_ten_thousand_iterations_leave_nothing():
 
 
 def test_numbers_and_slices_that_change_leave_nothing(monkeypatch):
-    monkeypatch.setattr(execute, "_number_buffers", Recent(64))
-    monkeypatch.setattr(execute, "_start_buffers", Recent(64))
-    monkeypatch.setattr(signature, "_views", Recent(64))
+    monkeypatch.setattr(argument_buffers, "scalar_buffers", Recent(64))
+    monkeypatch.setattr(argument_buffers, "start_buffers", Recent(64))
+    monkeypatch.setattr(call_signature, "_views", Recent(64))
     x = torch.ones(5000, 2, device="tpu")
     step = iter(range(5000))
 
@@ -65,9 +66,9 @@ def test_numbers_and_slices_that_change_leave_nothing(monkeypatch):
 
 
 def test_shapes_that_change_are_forgotten(monkeypatch, eager_mode):
-    monkeypatch.setattr(execute, "_plans", Recent(16))
-    monkeypatch.setattr(signature, "_views", Recent(16))
-    monkeypatch.setattr(signature, "_view_kinds", Recent(16))
+    monkeypatch.setattr(plan_table, "plans", Recent(16))
+    monkeypatch.setattr(call_signature, "_views", Recent(16))
+    monkeypatch.setattr(call_signature, "_view_kinds", Recent(16))
     sizes = iter(range(2, 10_000))
     shapes = 100 if eager_mode is EagerMode.DEFER_AND_FUSE else 24
     x = torch.ones(1000, device="tpu")
@@ -78,7 +79,7 @@ def test_shapes_that_change_are_forgotten(monkeypatch, eager_mode):
 
     objects, _ = growth(iteration, shapes)
     assert objects < 20 * shapes
-    assert len(execute._plans) + len(execute._plans.older) <= 16
+    assert len(plan_table.plans) + len(plan_table.plans.older) <= 16
 
 
 def test_geometries_live_as_long_as_something_has_them():
@@ -116,9 +117,9 @@ def test_pending_operators_cost_the_garbage_collector_little(eager_mode):
             y = x
             for _ in range(100):
                 y = y + 1.0
-            assert len(graph.current().operators) == 100
+            assert len(deferred_graph.current().operators) == 100
             assert len(gc.get_objects()) - before <= 8 * 100
-            graph.current().flush("test")
+            deferred_graph.current().flush("test")
             del y
             garbage.append(gc.collect())
         assert 0 in garbage  # tracing, compiling and tables that let go of old programs make cycles now and then

@@ -11,9 +11,12 @@ import torch
 from torch import nn
 
 from torch_tpu import metrics
-from torch_tpu.eager import chunk, execute, graph
-from torch_tpu.eager.plan import Plan
+from torch_tpu.eager.deferred import deferred_graph, segment
+from torch_tpu.eager.dispatch import launch
+from torch_tpu.eager.program import argument_buffers, plan_table
+from torch_tpu.eager.program.plan import Plan
 from torch_tpu.runtime import client as runtime
+from torch_tpu.runtime import process_client
 from torch_tpu.tensor.storage import Value
 
 EagerMode = torch.tpu.EagerMode
@@ -50,18 +53,18 @@ def address(x: torch.Tensor) -> int:
 
 
 def run() -> None:
-    graph.current().flush("test")
+    deferred_graph.current().flush("test")
 
 
 def aliased_bytes() -> int:
     """Of all programs made since `chunk.clear`."""
-    return sum(p.executable.loaded.get_compiled_memory_stats().alias_size_in_bytes for p in chunk._compiled.values())
+    return sum(p.executable.loaded.get_compiled_memory_stats().alias_size_in_bytes for p in segment._compiled.values())
 
 
 def test_a_write_happens_in_place():
     x = ones()
     place = address(x)
-    chunk.clear()
+    segment.clear()
     x.mul_(3).sub_(1)
     run()
     assert aliased_bytes() == 4 * SIZE
@@ -116,7 +119,7 @@ def test_what_somebody_refers_to_stays(keep: Callable[[torch.Tensor], torch.Tens
 def test_what_the_host_reads_in_place_stays():
     x = ones()
     on_host = x.cpu()
-    array = runtime.client().get(value(x).array)  # on XLA:CPU the buffer's own memory
+    array = process_client.client().get(value(x).array)  # on XLA:CPU the buffer's own memory
     x.add_(1)
     run()
     assert (array == 1).all()
@@ -144,7 +147,7 @@ def test_what_backward_needs_stays():
 
 @in_both_modes
 def test_numbers_kept_for_later_stay():
-    before = dict(execute._number_buffers)
+    before = dict(argument_buffers.scalar_buffers)
     x = ones()
     for _ in range(3):
         x.mul_(2.0).add_(0.5)
@@ -152,7 +155,7 @@ def test_numbers_kept_for_later_stay():
     with torch.tpu.set_eager_mode(EagerMode.DEFER_NEVER):
         x.mul_(2.0).add_(0.5)
     assert x[0].item() == ((1 * 2 + 0.5) * 2 + 0.5) * 4 + 1.5
-    assert not any(b.is_deleted() for b in [*before.values(), *execute._number_buffers.values()])
+    assert not any(b.is_deleted() for b in [*before.values(), *argument_buffers.scalar_buffers.values()])
 
 
 def test_what_another_thread_has_recorded_stays():
@@ -201,8 +204,8 @@ def test_an_interruption_when_programs_have_started_loses_nothing(monkeypatch):
         runtime.launch(*args)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(graph, "launch", interrupted)
-    monkeypatch.setattr(execute, "launch", interrupted)
+    monkeypatch.setattr(deferred_graph, "launch", interrupted)
+    monkeypatch.setattr(launch, "enqueue", interrupted)
     for t in (x, y):
         with contextlib.suppress(KeyboardInterrupt):
             t.add_(1)
@@ -251,9 +254,9 @@ def test_a_training_step_writes_in_place_and_compiles_nothing_new():
 
 def compiled_plan(function: Callable[..., object]) -> Plan:
     """The plan of the graph that this call compiles."""
-    known = set(execute._plans)
+    known = set(plan_table.plans)
     function()
-    (plan,) = [plan for key, plan in execute._plans.items() if key not in known and plan.name == "graph"]
+    (plan,) = [plan for key, plan in plan_table.plans.items() if key not in known and plan.name == "graph"]
     return plan
 
 
@@ -309,13 +312,13 @@ def test_a_part_that_fails_leaves_what_ran_before_it(monkeypatch, failures):
     for x in xs:
         x.add_(1)
     z.mul_(2)
-    launch = graph.launch
+    launch = deferred_graph.launch
 
     def only_the_first(executables: list[object], arguments: list[object], enqueued: list[object]) -> None:
         launch(executables[:1], arguments[:1], enqueued)
         raise RuntimeError("no more memory")
 
-    monkeypatch.setattr(graph, "launch", only_the_first)
+    monkeypatch.setattr(deferred_graph, "launch", only_the_first)
     failures.append("the second part")
     run()
     monkeypatch.undo()

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from torch_tpu import metrics
-from torch_tpu.eager import chunk, graph
-from torch_tpu.eager.plan import Plan
+from torch_tpu.eager.deferred import deferred_graph, segment
+from torch_tpu.eager.program.plan import Plan
 from torch_tpu.runtime.client import Executable
 
 EagerMode = torch.tpu.EagerMode
@@ -209,7 +209,7 @@ def test_what_fails_to_compile_names_its_line_and_spares_the_rest(monkeypatch):
     def all_but_sin(plan: Plan) -> Executable:
         return refuse() if plan.name == "sin" else compiled(plan)
 
-    monkeypatch.setattr(chunk, "find", refuse)
+    monkeypatch.setattr(segment, "find", refuse)
     monkeypatch.setattr(Plan, "compiled", all_but_sin)
     with pytest.raises(RuntimeError, match="too large") as caught:
         good.tolist()
@@ -230,7 +230,7 @@ def test_a_fault_in_making_programs_is_told(monkeypatch):
     def typo(*args: object) -> None:
         raise AttributeError("no_such_name")
 
-    monkeypatch.setattr(chunk, "find", typo)
+    monkeypatch.setattr(segment, "find", typo)
     with pytest.raises(RuntimeError, match=r"internal error of torch_tpu.*no_such_name"):
         y.tolist()
     monkeypatch.undo()
@@ -245,7 +245,7 @@ def test_what_was_never_computed_can_not_be_recorded(monkeypatch):
     def refuse(*args: object) -> None:
         raise RuntimeError("too large")
 
-    monkeypatch.setattr(chunk, "find", refuse)
+    monkeypatch.setattr(segment, "find", refuse)
     monkeypatch.setattr(Plan, "compiled", refuse)
     with pytest.raises(RuntimeError, match="too large"):
         bad.tolist()
@@ -265,7 +265,7 @@ def test_conditions_are_looked_at_after_a_failure(monkeypatch):
     def refuse(*args: object) -> None:
         raise RuntimeError("too large")
 
-    monkeypatch.setattr(chunk, "find", refuse)
+    monkeypatch.setattr(segment, "find", refuse)
     monkeypatch.setattr(Plan, "compiled", refuse)
     with pytest.raises(RuntimeError, match="too large"):
         lost.tolist()
@@ -287,7 +287,7 @@ def test_an_interruption_leaves_the_graph(monkeypatch):
     def interrupted(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(chunk, "find", interrupted)
+    monkeypatch.setattr(segment, "find", interrupted)
     with pytest.raises(KeyboardInterrupt):
         y.tolist()
     monkeypatch.undo()
@@ -301,10 +301,10 @@ def test_a_long_graph_runs_while_it_grows():
     x = torch.zeros(2, device="tpu")
     torch.tpu.synchronize()
     before = counted("execute")
-    for _ in range(10 * graph.SHORTEST_CHUNK):
+    for _ in range(10 * deferred_graph.SHORTEST_CHUNK):
         x = x + 1
     assert 4 <= counted("execute") - before <= 10
-    assert x.tolist() == [10.0 * graph.SHORTEST_CHUNK] * 2
+    assert x.tolist() == [10.0 * deferred_graph.SHORTEST_CHUNK] * 2
 
 
 def test_backward_is_recorded_behind_forward():
@@ -337,17 +337,17 @@ def test_backward_leaves_the_setting_of_its_threads(threads):
 
 
 def test_a_graph_of_a_tpu_is_cut_where_few_bytes_cross(monkeypatch):
-    pending = graph.current()
+    pending = deferred_graph.current()
     monkeypatch.setattr(pending, "_runs_on_cpu", False)
-    original = graph.Graph._cut
+    original = deferred_graph.DeferredGraph._cut
     cut = []
 
-    def noted(self: graph.Graph, shortest: int) -> int:
+    def noted(self: deferred_graph.DeferredGraph, shortest: int) -> int:
         n = original(self, shortest)
         cut.append(self.operators[n - 1][0].name)
         return n
 
-    monkeypatch.setattr(graph.Graph, "_cut", noted)
+    monkeypatch.setattr(deferred_graph.DeferredGraph, "_cut", noted)
 
     def layers(x: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
         for _ in range(40):
@@ -368,7 +368,7 @@ def mlp(layers: int) -> nn.Module:
 
 def programs_of_a_step(layers: int) -> float:
     model, x = mlp(layers), torch.ones(2, 8, device="tpu")
-    chunk.clear()
+    segment.clear()
     before = counted("fused_program")
     model(x).square().mean().backward()
     assert all(p.grad is not None and p.grad.isfinite().all().item() for p in model.parameters())
@@ -388,7 +388,7 @@ def test_equal_parameters_share_the_optimizer_program(fused):
         p.grad = torch.ones_like(p)
     optimizer.step()
     torch.tpu.synchronize()
-    chunk.clear()
+    segment.clear()
     before = counted("fused_program")
     optimizer.step()
     torch.tpu.synchronize()

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from torch_tpu.eager import graph
-from torch_tpu.runtime.client import client
+from torch_tpu.eager.deferred import deferred_graph
+from torch_tpu.runtime.process_client import client
 
 EagerMode = torch.tpu.EagerMode
 
@@ -66,7 +66,7 @@ def test_a_fault_in_the_message_leaves_nothing_behind(monkeypatch):
 
         with monkeypatch.context() as patched:
             patched.setattr(client(), "total_memory", math.inf)  # only the runtime finds that this is too much
-            patched.setattr(graph, "translate", no_words)
+            patched.setattr(deferred_graph, "translate", no_words)
             failed = torch.ones(10**13, device="tpu")
             with pytest.raises(KeyError, match="no words"):
                 torch.tpu.synchronize()

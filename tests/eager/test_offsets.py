@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tests.compare import assert_same
+from tools.compare import assert_same
 from torch_tpu import metrics
-from torch_tpu.compile.graph import GraphProgram
+from torch_tpu.compile.program.graph_program import GraphProgram
 
 aten = torch.ops.aten
 OFFSETS = (40, 7, 0, 23, 40, 61)

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from torch_tpu.eager import execute, plan_bytes, stored_plans
-from torch_tpu.eager.plan import Call, Plan
-from torch_tpu.eager.plan_bytes import Damaged
-from torch_tpu.runtime.client import client
+from torch_tpu import hooks
+from torch_tpu.eager.program import plan_bytes, stored_plans
+from torch_tpu.eager.program.plan import Call, Plan
+from torch_tpu.eager.program.plan_bytes import Damaged
 from torch_tpu.runtime.disk_cache import SUFFIX, DiskCache
+from torch_tpu.runtime.process_client import client
 
 
 class Planted:
@@ -42,11 +43,16 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Call, Plan]]:
     """Plans of compiled graphs, forward and backward, with the calls they are for."""
     made: list[tuple[Call, Plan]] = []
     cache = DiskCache(tmp_path_factory.mktemp("cache"))
+
+    def keep(call: Call, plan: Plan) -> None:
+        if call.func is None:
+            made.append((call, plan))
+
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(client(), "disk_cache", cache)
-        patched.setattr(stored_plans, "keep", lambda call, plan: made.append((call, plan)) if call.identity else None)
+        patched.setattr(stored_plans, "keep", keep)
         torch.compiler.reset()
-        execute.clear_plans()
+        hooks.forget_programs()
         x, table = torch.ones(3, 4, device="tpu"), torch.rand(5, 4, device="tpu")
         index = torch.tensor([0, 2, 4], device="tpu")
         torch.compile(model, dynamic=False)(x, index, table, 2.0)
@@ -225,7 +231,7 @@ def test_a_planted_plan_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     def run() -> list[Any]:
         torch.compiler.reset()
-        execute.clear_plans()
+        hooks.forget_programs()
         result: list[Any] = torch.compile(function)(x).tolist()
         return result
 

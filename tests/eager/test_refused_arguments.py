@@ -31,6 +31,15 @@ CASES: dict[str, Case] = {
     "sort in order": (lambda x, v: torch.sort(x, dim=v, stable=True), -1, -2),
     "cummax": (lambda x, v: torch.cummax(x[0], v), 0, 1),
     "select_scatter": (lambda x, v: torch.select_scatter(x, x[0], v, 3), 0, 1),
+    "select_scatter index": (lambda x, v: torch.select_scatter(x, x[0], 0, v), 3, 10),
+    "select_scatter index from the end": (lambda x, v: torch.select_scatter(x, x[0], 0, v), -10, -11),
+    "index_reduce": (
+        lambda x, v: x.view(2, 5).index_reduce(0, torch.tensor([0, 1], device=x.device), x.view(v), "amax"),
+        (2, 5),
+        (5, 2),
+    ),
+    "empty_strided sizes": (lambda x, v: torch.empty_strided((v,), (1,), device=x.device), 1, -1),
+    "empty_strided strides": (lambda x, v: torch.empty_strided((2,), (v,), device=x.device), 1, -1),
     "slice_scatter": (lambda x, v: torch.slice_scatter(x, x, v), 0, -2),
     "as_strided_copy": (lambda x, v: torch.as_strided_copy(x[:1].clone(), (1,), (1,), v), 0, 1),
     "as_strided_scatter": (lambda x, v: torch.as_strided_scatter(x[:1].clone(), x[3], (), (), v), 0, 1),
@@ -47,6 +56,41 @@ CASES: dict[str, Case] = {
         1,
         2,
     ),
+    "conv dilation": (
+        lambda x, v: functional.conv1d(x.view(1, 2, 5), x.view(2, 1, 5)[..., :1], dilation=v, groups=2),
+        1,
+        0,
+    ),
+    "conv_transpose to no columns": (
+        lambda x, v: functional.conv_transpose1d(x[:8].view(1, 2, 4), x.view(2, 1, 5), padding=v),
+        1,
+        4,
+    ),
+    "conv_transpose dilation": (
+        lambda x, v: functional.conv_transpose1d(x.view(1, 2, 5), x.view(2, 1, 5), dilation=v),
+        1,
+        0,
+    ),
+    "ldexp": (lambda x, v: torch.ldexp(x, torch.ones(10, device=x.device).to(v)), torch.int32, torch.bool),
+    "segment_reduce": (
+        lambda x, v: torch.segment_reduce(x.to(v), "sum", lengths=torch.tensor([10], device=x.device)),
+        torch.float32,
+        torch.int64,
+    ),
+    "segment_reduce of complex": (
+        lambda x, v: torch.segment_reduce(x.to(v), "sum", lengths=torch.tensor([10], device=x.device)),
+        torch.float64,
+        torch.complex64,
+    ),
+    "segment_reduce lengths": (
+        lambda x, v: torch.segment_reduce(x, "sum", lengths=torch.tensor([10], device=x.device).to(v)),
+        torch.int32,
+        torch.uint8,
+    ),
+    "native_dropout": (lambda x, v: torch.native_dropout(x, v, True), 0.5, 1.5),
+    "rrelu_with_noise": (lambda x, v: aten.rrelu_with_noise(-x, x, 0.25, v, True), 0.5, 0.125),
+    "rrelu_with_noise_": (lambda x, v: aten.rrelu_with_noise_(-x, x, v, 0.5, True), 0.25, 0.75),
+    "renorm_": (lambda x, v: x[None].renorm_(2, 0, v), 0.5, -0.5),
     "conv_transpose to nothing": (
         lambda x, v: functional.conv_transpose1d(x.view(1, 2, 5), x.view(2, 1, 5), padding=v),
         1,
@@ -67,3 +111,14 @@ def test_refused_whatever_was_called_before(name: str) -> None:
         else:
             with pytest.raises(on_cpu.type):
                 function(X.to("tpu"), argument)
+
+
+def test_what_only_meta_kernels_refuse_runs_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(0, 5)
+    with pytest.raises(IndexError, match="Dimension out of range"):
+        torch.roll(x.to("tpu"), 1, 7)
+    monkeypatch.setenv("TORCH_TPU_FALLBACK", "warn")
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="roll runs on the CPU: IndexError: Dimension out of range"):
+            found = torch.roll(x.to("tpu"), 1, 7)
+        assert found.shape == torch.roll(x, 1, 7).shape

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.compare import no_fallback
 from tests.models.builders import MODELS, OPTIMIZERS, Inputs
+from tools.compare import no_fallback
 
 TOLERANCE = 5e-5  # of parameters after two steps; the steps themselves are a hundred times larger
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.compare import check, check_opinfo, no_fallback
+from tools.compare import check, check_opinfo, no_fallback
 from torch_tpu import metrics
 
 FUNCTIONS = [

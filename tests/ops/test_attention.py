@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.compare import check, check_opinfo, no_fallback, to_device
+from tools.compare import check, check_opinfo, no_fallback, to_device
 from torch_tpu.ops import attention
 
 fused = torch.ops.aten._scaled_dot_product_fused_attention_overrideable

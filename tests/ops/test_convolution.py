@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.compare import check, check_opinfo, forms_for_tpus, no_fallback
+from tools.compare import check, check_opinfo, forms_for_tpus, no_fallback
 from torch_tpu.ops import convolution
 
 # A weight's gradient sums over batch and space, in another order than the CPU does.

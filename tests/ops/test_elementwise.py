@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.compare import check, check_opinfo
+from tools.compare import check, check_opinfo
 from torch_tpu import metrics
 
 NAN, INF = float("nan"), float("inf")

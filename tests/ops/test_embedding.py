@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.compare import check, check_opinfo
+from tools.compare import check, check_opinfo
 
 f32, f64, bf16 = torch.float32, torch.float64, torch.bfloat16
 

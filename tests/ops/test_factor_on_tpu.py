@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.compare import assert_same, forms_for_tpus, to_device
+from tools.compare import assert_same, forms_for_tpus, to_device
 
 SINGLE = (torch.float32, torch.complex64)
 DTYPES = (torch.float32, torch.complex128)
@@ -91,6 +91,26 @@ def test_cholesky(dtype):
         close(torch.linalg.solve_triangular(*to_device((factor, b)), upper=upper), want, dtype)
     with pytest.raises(torch.linalg.LinAlgError, match="not positive-definite"):
         torch.linalg.cholesky(-torch.eye(3, dtype=dtype, device="tpu"))
+
+
+@pytest.mark.parametrize("upper", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cholesky_says_which_minor_is_not_positive_definite(dtype, upper):
+    a = torch.eye(5).repeat(6, 1, 1)
+    a[1, 2, 2] = a[2, 0, 0] = 0
+    a[3, 4, 0] = 1  # the fifth pivot is 1 - 1
+    a[4, 3, 3] = -2
+    a[5, 2, 0] = float("nan")
+    a = a.to(dtype).mH if upper else a.to(dtype)
+    info = torch.linalg.cholesky_ex(a, upper=upper).info
+    assert info.tolist() == [0, 3, 1, 5, 4, 3]
+    assert torch.equal(torch.linalg.cholesky_ex(a.to("tpu"), upper=upper).info.cpu(), info)
+    for matrix in a[1:]:
+        with pytest.raises(torch.linalg.LinAlgError) as want:
+            torch.linalg.cholesky(matrix, upper=upper)
+        with pytest.raises(torch.linalg.LinAlgError) as got:
+            torch.linalg.cholesky(matrix.to("tpu"), upper=upper)
+        assert str(got.value) == str(want.value)
 
 
 def test_double_precision_is_left_to_the_cpu(monkeypatch):

@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 
-from tests.compare import check, no_fallback
+from tools.compare import check, no_fallback
 from torch_tpu import metrics
 
 aten = torch.ops.aten

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.compare import check, check_opinfo
+from tools.compare import check, check_opinfo
 
 # Another algorithm than the CPU's: float32 rounding of sums over a few hundred elements. PyTorch's meta kernel lays
 # results out as on CUDA, not as on the CPU.

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.compare import check
+from tools.compare import check
 from torch_tpu import metrics
-from torch_tpu.eager.operator import _equal_groups
+from torch_tpu.eager.dispatch.operator import _equal_groups
 
 
 def _tensors(*, seed: int = 0, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:

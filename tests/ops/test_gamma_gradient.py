@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.compare import check, no_fallback
+from tools.compare import check, no_fallback
 
 DTYPES = [torch.float32, torch.float64]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.compare import check
+from tools.compare import check
 
 torch.manual_seed(0)
 POINTS = torch.randn(4, 25, 2)

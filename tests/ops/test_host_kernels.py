@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.compare import check
+from tools.compare import check
 
 aten = torch.ops.aten
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.compare import assert_same, check, check_opinfo
+from tools.compare import assert_same, check, check_opinfo
 from torch_tpu import metrics
 
 f32, bf16, i64, b8, c64 = torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64

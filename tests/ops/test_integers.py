@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.compare import assert_same, no_fallback, to_device
+from tools.compare import assert_same, no_fallback, to_device
 
 Function = Callable[..., Any]
 

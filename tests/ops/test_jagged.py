@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.compare import check, no_fallback
+from tools.compare import check, no_fallback
 
 aten = torch.ops.aten
 OFFSETS = torch.tensor([0, 2, 2, 7, 8])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.compare import check
+from tools.compare import check
 
 
 def symmetric(dtype: torch.dtype, hermitian: bool) -> torch.Tensor:

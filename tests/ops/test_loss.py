@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.compare import check, check_opinfo
+from tools.compare import check, check_opinfo
 from torch_tpu import metrics
 
 LOSSES = [

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import torch_tpu
-from tests.compare import assert_same, check, check_opinfo, no_fallback
+from tools.compare import assert_same, check, check_opinfo, no_fallback
 
 EXACT = (torch.float32, torch.int64, torch.complex64)
 # The order of a sum is not the CPU's.

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.compare import check, check_opinfo
+from tools.compare import check, check_opinfo
 
 FLOATS = (torch.float32, torch.float64)
 # Sums run in another order than the CPU's.

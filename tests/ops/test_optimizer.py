@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.compare import assert_same, check, no_fallback
+from tools.compare import assert_same, check, no_fallback
 from torch_tpu import metrics
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.compare import check
+from tools.compare import check
 
 aten = torch.ops.aten
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.compare import check, check_opinfo
+from tools.compare import check, check_opinfo
 
 LOW = (torch.float32, torch.bfloat16)
 INF, NAN = float("inf"), float("nan")

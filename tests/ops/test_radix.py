@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.compare import check
+from tools.compare import check
 
 SIZE = 2**14 + 3
 I64 = torch.int64

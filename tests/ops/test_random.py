@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.compare import check, no_fallback
+from tools.compare import check, no_fallback
 from torch_tpu import metrics
 
 stats = pytest.importorskip("scipy.stats")

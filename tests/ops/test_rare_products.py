@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.compare import check
+from tools.compare import check
 
 aten = torch.ops.aten
 X = torch.linspace(-2, 2, 24).reshape(2, 3, 4)

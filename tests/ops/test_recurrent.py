@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from tests.compare import check, no_fallback
+from tools.compare import check, no_fallback
 from torch_tpu import metrics
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.compare import check, check_opinfo, to_device
+from tools.compare import check, check_opinfo, to_device
 from torch_tpu import metrics
 
 NAN, INF = math.nan, math.inf

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.compare import check, check_opinfo, forms_for_tpus
+from tools.compare import check, check_opinfo, forms_for_tpus
 
 NAN, INF = math.nan, math.inf
 F32, BF16, I64, BOOL, C64 = torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.compare import check, check_opinfo, no_fallback
+from tools.compare import check, check_opinfo, no_fallback
 
 NAN, INF = math.nan, math.inf
 F32, BF16, F64, I64, BOOL = torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.compare import check, check_opinfo
+from tools.compare import check, check_opinfo
 from torch_tpu import metrics
 
 BOTH = (torch.float32, torch.float64)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.compare import check, check_opinfo
+from tools.compare import check, check_opinfo
 
 # Differences of neighbouring weights, rounded in another order.
 CLOSE = {"rtol": 1e-4, "atol": 2e-4}

@@ -116,19 +116,19 @@ def load(patches):
         work_on_the_cpu()
         early = about_patches(caught)
         from torch_tpu import _loader
-        from torch_tpu.patching import registry
+        from torch_tpu.patching import patch_registry
 
         usable = _loader.failure() is None
         if usable:
             with hidden(*missing["FIRST_USE"]):
-                registry.device_is_used()
+                patch_registry.device_is_used()
         error = error_of(use_the_device)
         if usable and missing["CALL"]:
             from torch_tpu import patch_report
 
             names = [patch["name"] for patch in patches]
             for patch in patch_report.patches():
-                if patch.name in names and patch.moment is registry.Moment.CALL:
+                if patch.name in names and patch.moment is patch_registry.Moment.CALL:
                     patch.undo()
                     with hidden(patch.needs[0].where):
                         assert not patch.apply()

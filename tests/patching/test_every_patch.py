@@ -69,7 +69,7 @@ def test_alone(outcomes, patch):
     else:
         assert found["error"] is None
         (said,) = found["warnings"]
-        assert said.endswith(f"Off: {patch.feature}.")
+        assert said.endswith(f"This feature is off: {patch.feature}.")
     assert f"he patch '{patch.name}' does not fit {patch.package} {version}: " in said
     assert f"has no {missing} " in said
     assert f"tested with {patch.package} {versions.tested(patch.package)})" in said
@@ -116,7 +116,7 @@ LATER = """
 import logging, sys, warnings
 import torch, torch_tpu
 from tests.patching.hiding import hidden
-from torch_tpu.patching import registry
+from torch_tpu.patching import patch_registry as registry
 
 # From here on the objects of every patch are missing when it looks for them.
 fits = registry.Patch.problem
@@ -163,7 +163,7 @@ def test_modules_that_are_imported_later():
     assert logged.startswith("log: The patch 'safetensors: open' does not fit safetensors")
     assert lines[-2] == "8.0"
     assert "[1.0, 1.0, 1.0]" in lines
-    assert "On 'tpu' it is off that torch.compile works with tensors of the device: the patch 'Dynamo'" in lines[-1]
+    assert "off on 'tpu': torch.compile works with tensors of the device. Reason: the patch 'Dynamo'" in lines[-1]
 
 
 def test_inductor_on_the_cpu_loads_nothing_of_the_device(outcomes):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from torch_tpu.device import stream_guard, symbols
-from torch_tpu.patching import needs, registry, versions
+from torch_tpu.patching import needs, patch_registry, versions
 from torch_tpu.patching.changes import Changes
 from torch_tpu.patching.needs import a_class, a_property, function, holding
 from torch_tpu.runtime import compat
@@ -42,9 +42,9 @@ number = 5
     module.__version__ = "9.1"
     monkeypatch.setitem(sys.modules, "some_library", module)
     monkeypatch.setitem(versions.TESTED, "some_library", ("8.0", "9.0"))
-    monkeypatch.setattr(registry, "patches", [])
-    monkeypatch.setattr(registry, "_unsaid", [])
-    monkeypatch.setattr(registry, "_used", False)
+    monkeypatch.setattr(patch_registry, "patches", [])
+    monkeypatch.setattr(patch_registry, "_unsaid", [])
+    monkeypatch.setattr(patch_registry, "_used", False)
     return module
 
 
@@ -109,81 +109,83 @@ def test_changes_are_taken_back(library):
 
 
 def test_a_patch_is_made_once_to_an_object_and_again_to_a_new_one(library):
-    @registry.optional("twice", "it doubles", function("some_library:called", "first"))
+    @patch_registry.optional("twice", "it doubles", function("some_library:called", "first"))
     def patch(changes):
         original = library.called
         changes.set(library, "called", lambda first: 2 * original(first))
 
-    assert patch.state is registry.State.NOT_NEEDED_YET
+    assert patch.state is patch_registry.State.NOT_NEEDED_YET
     assert patch.apply()
     assert patch.apply()
     assert library.called(1) == 6
-    assert patch.state is registry.State.APPLIED
+    assert patch.state is patch_registry.State.APPLIED
     library.called = lambda first: first  # as a reload would
     assert patch.apply()
     assert library.called(1) == 2
 
 
 def test_a_change_that_fails_half_way_changes_nothing(library):
-    @registry.optional("half", "something is on", function("some_library:called"))
+    @patch_registry.optional("half", "something is on", function("some_library:called"))
     def patch(changes):
         changes.set(library, "number", 6)
         raise KeyError("surprise")
 
     assert not patch.apply()
     assert library.number == 5
-    assert patch.state is registry.State.OFF
+    assert patch.state is patch_registry.State.OFF
     assert "KeyError: 'surprise'" in patch.reason
 
 
 def test_what_is_off_is_said_once_when_the_device_is_used(library):
-    @registry.optional("gone", "something is on", function("some_library:gone"))
+    @patch_registry.optional("gone", "something is on", function("some_library:gone"))
     def gone(changes):
         raise AssertionError("not reached")
 
-    @registry.optional("at use", "more is on", function("some_library:gone_too"), moment=registry.Moment.FIRST_USE)
+    @patch_registry.optional(
+        "at use", "more is on", function("some_library:gone_too"), moment=patch_registry.Moment.FIRST_USE
+    )
     def at_use(changes):
         raise AssertionError("not reached")
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        registry.apply_all()
+        patch_registry.apply_all()
         assert not gone.apply()
         assert caught == []
-        assert at_use.state is registry.State.NOT_NEEDED_YET
-        registry.device_is_used()
-        registry.device_is_used()
+        assert at_use.state is patch_registry.State.NOT_NEEDED_YET
+        patch_registry.device_is_used()
+        patch_registry.device_is_used()
         assert not gone.apply()
     assert [str(warning.message) for warning in caught] == [
         "The patch 'gone' does not fit some_library 9.1: some_library has no gone (torch_tpu was tested with "
-        "some_library 8.0 and 9.0). Off: something is on.",
+        "some_library 8.0 and 9.0). This feature is off: something is on.",
         "The patch 'at use' does not fit some_library 9.1: some_library has no gone_too (torch_tpu was tested with "
-        "some_library 8.0 and 9.0). Off: more is on.",
+        "some_library 8.0 and 9.0). This feature is off: more is on.",
     ]
     assert {warning.filename for warning in caught} == {__file__}
-    with pytest.raises(RuntimeError, match="On 'tpu' it is off that something is on: the patch 'gone' does not fit"):
-        registry.demand("gone")
+    with pytest.raises(RuntimeError, match=r"off on 'tpu': something is on\. Reason: the patch 'gone' does not"):
+        patch_registry.demand("gone")
 
 
 def test_a_required_patch_that_fails_takes_the_others_back(library):
-    @registry.optional("first", "it is six", holding("some_library:items", kind=list))
+    @patch_registry.optional("first", "it is six", holding("some_library:items", kind=list))
     def first(changes):
         changes.set(library, "number", 6)
 
-    @registry.required("second", "it is there", function("some_library:called"))
+    @patch_registry.required("second", "it is there", function("some_library:called"))
     def second(changes):
         raise OSError("no")
 
     with pytest.raises(
-        registry.PatchError, match=r"'second' does not fit some_library 9\.1: OSError: no .*it is there"
+        patch_registry.PatchError, match=r"'second' does not fit some_library 9\.1: OSError: no .*it is there"
     ):
-        registry.apply_all()
+        patch_registry.apply_all()
     assert library.number == 5
-    assert (first.state, second.state) == (registry.State.NOT_NEEDED_YET, registry.State.OFF)
+    assert (first.state, second.state) == (patch_registry.State.NOT_NEEDED_YET, patch_registry.State.OFF)
 
 
 def test_a_patch_for_the_time_of_a_block(library):
-    @registry.optional("block", "", function("some_library:called"), moment=registry.Moment.CALL)
+    @patch_registry.optional("block", "", function("some_library:called"), moment=patch_registry.Moment.CALL)
     def patch(changes, number):
         changes.set(library, "number", number)
 
@@ -191,7 +193,7 @@ def test_a_patch_for_the_time_of_a_block(library):
         with patch.during(number):
             assert library.number == number
         assert library.number == 5
-        assert patch.state is registry.State.NOT_NEEDED_YET
+        assert patch.state is patch_registry.State.NOT_NEEDED_YET
 
 
 def test_tested_versions():

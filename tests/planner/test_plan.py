@@ -1,4 +1,4 @@
-"""Plans of small scripts for a TPU that is not there: what they say against figures worked out by hand."""
+"""Plans of small scripts for an ahead-of-time target: what they say against figures worked out by hand."""
 
 import importlib.util
 import json
@@ -69,13 +69,14 @@ if __name__ == "__main__":
 # Prints the keys of programs as a topology names them, and as a machine with the TPU would, which names no operators.
 KEYS = """
 import torch
-from torch_tpu.eager import execute
-from torch_tpu.planner.record import Record
-from torch_tpu.runtime.client import Client, client
+from torch_tpu import hooks
+from torch_tpu.planner.recorder import Record
+from torch_tpu.runtime.client import Client
+from torch_tpu.runtime.process_client import client
 
 def keys():
-    execute.clear_plans()
-    client().observer = record = Record()
+    hooks.forget_programs()
+    client().listener = record = Record()
     x = torch.randn(16, 16, device="tpu")
     (x @ x + 1).sum().item()
     return sorted(run.program.key for run in record.runs)
@@ -173,7 +174,7 @@ def test_a_loop_with_evaluation_checkpoints_and_an_early_end_is_planned_unchange
     )
     assert code == 0, err
     assert (tmp_path / "best.pt").read_text() == "weights of a real run"
-    assert f"a plan does not write {tmp_path / 'best.pt'}: it has stand-ins for the values" in err
+    assert f"torch-tpu plan does not write {tmp_path / 'best.pt'}: its tensors have placeholder values" in err
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert (plan["step"], plan["steps"], plan["ended"], plan["samples"]) == ("training step", 3, "after 3 steps", 4)
     # Forward and the gradient by the weight of 4 rows, without the evaluation between the steps.
@@ -234,8 +235,8 @@ def test_too_much_is_a_result_and_no_crash(tmp_path):
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ([], "--target: say for which TPUs, such as v5e:2x2, not ''"),
-        (["--target", "cpu"], "--target: say for which TPUs, such as v5e:2x2, not 'cpu'"),
+        ([], "--target: '' is not a TPU slice. Give one such as v5e:2x2."),
+        (["--target", "cpu"], "--target: 'cpu' is not a TPU slice. Give one such as v5e:2x2."),
         (["--target", "v5e:2"], "--target: TORCH_TPU_PLATFORM='v5e:2': the chips of a v5e form a 2-dimensional torus"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.compare import check
+from tools.compare import check
 
 
 @pytest.mark.parametrize(

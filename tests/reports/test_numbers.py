@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
-from tests.compare import assert_same, check
+from tools.compare import assert_same, check
 
 NAN, INF = float("nan"), float("inf")
 

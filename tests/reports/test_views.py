@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.compare import assert_same, check
+from tools.compare import assert_same, check
 
 
 def test_data_takes_another_shape() -> None:

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from torch_tpu import metrics
-from torch_tpu.runtime.client import client, client_errors
+from torch_tpu.runtime.client import client_errors
 from torch_tpu.runtime.cpu_options import options_for
 from torch_tpu.runtime.disk_cache import DiskCache
+from torch_tpu.runtime.process_client import client
 
 YNN = "xla_cpu_experimental_ynn_fusion_type"
 LEVEL = "xla_backend_optimization_level"

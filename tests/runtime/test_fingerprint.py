@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from torch_tpu.runtime import fingerprint
-from torch_tpu.runtime.client import client
+from torch_tpu.runtime.process_client import client
 
 
 def test_another_build_of_a_plugin_is_another_compiler(tmp_path: Path) -> None:

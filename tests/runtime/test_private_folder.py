@@ -82,8 +82,8 @@ def test_all_that_is_made_is_the_users_alone(tmp_path: Path, umask: Callable[[in
 @pytest.mark.parametrize("mode", [0o770, 0o777, 0o702, 0o720])
 def test_a_folder_that_others_may_write(cache: DiskCache, mode: int) -> None:
     cache.folder.chmod(mode)
-    is_refused(cache, KEY, rf"others may write {cache.folder} .*`chmod -R go-w {cache.folder}`")
-    is_refused(DiskCache(cache.folder), OTHER, "others may write")
+    is_refused(cache, KEY, rf"other users may write to {cache.folder} .*`chmod -R go-w {cache.folder}`")
+    is_refused(DiskCache(cache.folder), OTHER, "other users may write to")
     assert cache.clear() == 0
     assert cache.stats().entries == 0
     cache.folder.chmod(0o755)
@@ -94,7 +94,7 @@ def test_a_folder_that_others_may_write(cache: DiskCache, mode: int) -> None:
 def test_a_part_that_others_may_write(cache: DiskCache) -> None:
     """The rest of the cache stays in use."""
     (cache.folder / "ab").chmod(0o775)
-    is_refused(cache, KEY, f"others may write {cache.folder / 'ab'} ")
+    is_refused(cache, KEY, f"other users may write to {cache.folder / 'ab'} ")
     assert cache.write(OTHER, b"payload")
     assert cache.read(OTHER) == b"payload"
     assert cache.stats().entries == 1
@@ -111,7 +111,7 @@ def test_what_belongs_to_somebody_else(cache: DiskCache, request: pytest.Fixture
     """As a cache that root filled is to an ordinary user, and one of an ordinary user to root."""
     assert cache.read(KEY) == b"of the user"
     request.getfixturevalue("as_somebody_else")
-    is_refused(cache, KEY, rf"{cache.folder} belongs to \S+, not to \S+, .*`sudo chown -R \S+ {cache.folder}`")
+    is_refused(cache, KEY, rf"{cache.folder} belongs to \S+, not to \S+\. .*`sudo chown -R \S+ {cache.folder}`")
 
 
 def test_an_entry_of_somebody_else_in_an_own_folder(cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def test_a_pipe_in_the_place_of_an_entry_stops_nothing(cache: DiskCache) -> None
 def test_a_folder_that_anybody_may_exchange(tmp_path: Path) -> None:
     """Seen by somebody to whom no folder above is closed."""
     tmp_path.chmod(0o777)
-    with pytest.raises(NotPrivate, match=f"exchange what is in {tmp_path}") as caught:
+    with pytest.raises(NotPrivate, match=f"every user may replace what is in {tmp_path}") as caught:
         private_folder.make(tmp_path / "cache")
     assert caught.value.remedy == f"chmod o-w {tmp_path}"
     assert not (tmp_path / "cache").exists()
@@ -178,7 +178,7 @@ def test_a_folder_that_anybody_may_exchange(tmp_path: Path) -> None:
     private_folder.check_above(tmp_path / "cache")
     tmp_path.chmod(0o770)  # what is opened there is looked at itself
     private_folder.check_above(tmp_path / "cache")
-    with pytest.raises(NotPrivate, match=r"belongs to|a group may exchange"):
+    with pytest.raises(NotPrivate, match=r"belongs to|a group of users may replace"):
         private_folder.check_above(tmp_path / "cache", by_path=True)
 
 
@@ -198,13 +198,13 @@ def test_a_tree_that_is_opened_by_path(tmp_path: Path) -> None:
     (tree / "of an umask" / "entry").write_bytes(b"")
     private_folder.check_tree(tree)  # nobody else can enter it
     tree.chmod(0o755)
-    with pytest.raises(NotPrivate, match=r"others may write .*of an umask") as caught:
+    with pytest.raises(NotPrivate, match=r"other users may write to .*of an umask") as caught:
         private_folder.check_tree(tree)
     assert caught.value.remedy == f"chmod -R go= {tree}"
     (tree / "of an umask").chmod(0o755)
     private_folder.check_tree(tree)
     (tmp_path / "whole").chmod(0o775)
-    with pytest.raises(NotPrivate, match="others may write"):
+    with pytest.raises(NotPrivate, match="other users may write to"):
         private_folder.check_tree(tree)
     (tmp_path / "whole").chmod(0o755)
     (tree / "link").symlink_to(tmp_path)

@@ -1,4 +1,4 @@
-"""Compiling for TPUs that are not there: shapes without contents, the compiler's answer, what is kept on disk."""
+"""Ahead-of-time targets (no TPU attached): tensors without values, the compiler's answer, what is kept on disk."""
 
 import importlib.util
 import json
@@ -18,7 +18,8 @@ needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, re
 PROGRAM = """
 import json, torch
 from torch_tpu import metrics
-from torch_tpu.runtime.client import NoContents, client
+from torch_tpu.runtime.client import NoContents
+from torch_tpu.runtime.process_client import client
 
 linear = torch.nn.Linear(256, 512, device="tpu", dtype=torch.bfloat16)
 x = torch.randn(64, 256, device="tpu", dtype=torch.bfloat16)
@@ -63,21 +64,45 @@ def test_a_program_compiles_for_a_tpu_that_is_not_there(tmp_path):
     assert products <= first["flops"] < 1.02 * products
     assert first["arguments"] >= (64 * 256 + 512 * 256 + 512) * 2
     assert first["line"]
-    assert "have no contents" in first["said"]
+    assert "no values to read" in first["said"]
     assert f"{tmp_path / 'program.py'}:" in first["said"]
     assert first["compiles"] > 0
     assert run(tmp_path, "tpu7x:2x2x1") == {**first, "compiles": 0}
 
 
+def listed(*options):
+    done = CliRunner().invoke(cli.app, ["topologies", *options], env={"COLUMNS": "200"})
+    assert done.exit_code == 0
+    return {line.split()[0]: line.split() for line in done.stdout.splitlines()[1:]}
+
+
 @needs_libtpu
-def test_the_topologies_are_listed():
-    listed = CliRunner().invoke(cli.app, ["topologies"], env={"COLUMNS": "200"})
-    assert listed.exit_code == 0
-    rows = {line.split()[0]: line.split() for line in listed.stdout.splitlines()[1:]}
-    for name in ("v5e:1x1", "v5e:16x16", "v5p:2x2x1", "v6e:2x4", "tpu7x:2x2x1", "tpu7x:8x8x8"):
-        assert name in rows
+def test_the_slices_that_one_can_rent_are_listed():
+    rows = listed()
+    flat = ["1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"]
+    for name in ("v5e", "v6e"):
+        assert [row.partition(":")[2] for row in rows if row.startswith(f"{name}:")] == flat
+    for name in ("v5p", "tpu7x"):
+        shapes = [row.partition(":")[2] for row in rows if row.startswith(f"{name}:")]
+        assert shapes[:5] == ["2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4"]
+        assert shapes[-1] == "16x16x24"
     assert rows["tpu7x:8x8x8"][3:5] == ["512", "1,024"]
     assert rows["v5p:2x2x1"][3:7] == ["4", "4", "95", "GiB"]
+
+
+@needs_libtpu
+def test_all_shapes_that_the_compiler_accepts_are_listed_when_asked_for():
+    rented, every = listed(), listed("--all")
+    assert {name: [*row, "yes"] for name, row in rented.items()} == {n: r for n, r in every.items() if r[-1] == "yes"}
+    others = {name for name, row in every.items() if row[-1] == "no"}
+    assert {"v5e:1x1024", "v5p:1x1x1", "v6e:1x2"} <= others
+    assert len(every) == len(rented) + len(others)
+
+
+def test_slices_have_the_dimensions_of_their_torus():
+    for generation in GENERATIONS:
+        assert all(len(shape.split("x")) == generation.dimensions for shape in generation.slices)
+        assert bool(generation.slices) == bool(generation.topology)
 
 
 @pytest.mark.parametrize("wanted", ["v5e:", "v5e:2", "v5e:2x2x1", "v5e:0x2", "tpu7x:2x2", "v6e:ax2"])

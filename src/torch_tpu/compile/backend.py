@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-from torch_tpu.compile import changing_floats
 from torch_tpu.compile.buckets import rules
+from torch_tpu.compile.buckets.bucketed_program import BucketedProgram, Family
 from torch_tpu.compile.buckets.policy import Policy
-from torch_tpu.compile.buckets.program import BucketedProgram, Family
-from torch_tpu.compile.graph import GraphProgram
-from torch_tpu.compile.on_device import is_on_device
-from torch_tpu.compile.recompute import delay_recomputation, one_by_one, partition
+from torch_tpu.compile.frontend import changing_floats
+from torch_tpu.compile.frontend.on_device import is_on_device
+from torch_tpu.compile.program.graph_program import GraphProgram
+from torch_tpu.compile.program.recompute import delay_recomputation, one_by_one, partition
 from torch_tpu.metrics import programs
 from torch_tpu.metrics.user_warnings import warn
-from torch_tpu.patching import registry
+from torch_tpu.patching import patch_registry
 
 MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
@@ -47,20 +47,21 @@ def compile_graph(
     if not is_on_device(graph, examples):
         # What a break leaves of a function may be the host's alone.
         return graph.forward
-    registry.demand("Dynamo")
+    patch_registry.demand("Dynamo")
     _log_break(graph)
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.aot_autograd import SerializableAOTDispatchCompiler
 
-    from torch_tpu.compile import autograd_cache, regions
-    from torch_tpu.compile.autograd_cache import BACKWARD, CompiledGraph
-    from torch_tpu.compile.layers import Layers, are_worth_it
+    from torch_tpu.compile.frontend import autograd_cache
+    from torch_tpu.compile.frontend.autograd_cache import BACKWARD, CompiledGraph
+    from torch_tpu.compile.layers import outline
+    from torch_tpu.compile.layers.layered_program import Layers, are_worth_it
 
     title, family = _title(graph), Family()
-    outlined: list[regions.Region] = []
+    outlined: list[outline.OutlinedPart] = []
 
-    def outline(captured: torch.fx.GraphModule, _: Sequence[Any]) -> torch.fx.GraphModule:
-        copy, region = regions.outline(captured)
+    def outlined_graph(captured: torch.fx.GraphModule, _: Sequence[Any]) -> torch.fx.GraphModule:
+        copy, region = outline.outline(captured)
         if region is not None:
             # AOTAutograd calls the module that it was given.
             captured.graph = copy.graph
@@ -71,7 +72,7 @@ def compile_graph(
         def compile_part(lowered: torch.fx.GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
             programs.captured(f"{title}{part}", autograd_cache.why_again(), policy is not None)
             if outlined:
-                lowered = regions.expand(lowered)
+                lowered = outline.expand(lowered)
             if part == BACKWARD:
                 delay_recomputation(lowered)
             else:
@@ -81,8 +82,8 @@ def compile_graph(
                 return CompiledGraph(BucketedProgram(*arguments, policy, family), part)
             if are_worth_it(lowered):
                 return CompiledGraph(Layers(*arguments[:2]), part)
-            regions.inline_writing(lowered)
-            one_by_one(lowered, regions.recomputing_calls(lowered))
+            outline.inline_writing(lowered)
+            one_by_one(lowered, outline.recomputing_calls(lowered))
             return CompiledGraph(GraphProgram(*arguments), part)
 
         return SerializableAOTDispatchCompiler(CompiledGraph, compile_part)
@@ -95,7 +96,7 @@ def compile_graph(
             decompositions=changing_floats.decompositions() if policy is None else rules.decompositions(),
             partition_fn=partition,
             keep_inference_input_mutations=True,
-            pre_grad_passes=outline,
+            pre_grad_passes=outlined_graph,
             compile_region_name=title,
         )(graph, examples)
 
@@ -108,10 +109,10 @@ def _check_options(options: Mapping[str, Any]) -> None:
         # PyTorch writes "a-b" or "a_b", as Inductor does.
         if name.replace("-", "_") not in known:
             raise ValueError(
-                f"unknown option {name!r} of torch.compile: the backend 'tpu' has 'buckets', and Inductor's are "
-                "named by torch._inductor.list_options()"
+                f"unknown option {name!r} of torch.compile. The backend 'tpu' has one option, 'buckets'; it also "
+                "accepts those of Inductor (torch._inductor.list_options()) and ignores them."
             )
-    warn(f"options of Inductor mean nothing on 'tpu': {', '.join(options)} ignored")
+    warn(f"the backend 'tpu' ignores options of Inductor: {', '.join(options)}")
 
 
 _graphs = itertools.count()

@@ -30,15 +30,14 @@ from torch.utils._pytree import (
     tree_unflatten,
 )
 
-from torch_tpu import ops
-from torch_tpu.compile.exported import Argument, Exported, Result
-from torch_tpu.eager.plan import new_target
+from torch_tpu.compile.exported import Exported, ExportedArgument, Result
+from torch_tpu.eager.program.plan import new_target
 from torch_tpu.hlo import artifact, module
 from torch_tpu.hlo.array import Array
 from torch_tpu.hlo.strided import contiguous_strides
-from torch_tpu.ops.random_bits import Rng
-from torch_tpu.ops.subgraph import GraphTracer, constants
-from torch_tpu.ops.trace import Base, Tracer
+from torch_tpu.ops.core.random_bits import Rng
+from torch_tpu.ops.tracing.subgraph import GraphTracer, constants
+from torch_tpu.ops.tracing.tracer import Base, Tracer
 
 _RANDOM_STATE: module.Spec = ((2,), torch.uint64)
 # What PyTorch raises when fake tensors are asked for a value, or a size, that only data knows.
@@ -63,7 +62,6 @@ def export(module_or_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Expor
         ExportError: where a size or a branch depends on data, or an operator has no lowering.
         Exception: what the call itself raises.
     """
-    ops.load()
     call = _Call(module_or_fn, args, kwargs)
     try:
         with call.fake:
@@ -243,7 +241,7 @@ def _build(call: _Call, graph: fx.GraphModule) -> Exported:
             "export what comes before and after it separately."
         ) from error
     if not artifact.drop_last_parameter(built):
-        arguments.append(Argument("random_state", "random state", *_RANDOM_STATE))
+        arguments.append(ExportedArgument("random_state", "random state", *_RANDOM_STATE))
     artifact.name(built, [a.name for a in arguments], [r.name for r in results])
     return Exported(
         call.name,
@@ -263,5 +261,5 @@ def _parameters(call: _Call) -> set[str]:
     return set() if call.module is None else {name for name, _ in call.module.named_parameters()}
 
 
-def _argument(name: str, kind: str, tensor: torch.Tensor) -> Argument:
-    return Argument(name, kind, tuple(tensor.shape), tensor.dtype)
+def _argument(name: str, kind: str, tensor: torch.Tensor) -> ExportedArgument:
+    return ExportedArgument(name, kind, tuple(tensor.shape), tensor.dtype)

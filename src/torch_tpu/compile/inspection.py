@@ -14,9 +14,11 @@ from rich.table import Table
 from torch._functorch import config as functorch_config
 from torch.utils._pytree import tree_leaves
 
-from torch_tpu.compile import backend, graph
-from torch_tpu.eager.execute import Unsupported
-from torch_tpu.eager.plan import Plan
+from torch_tpu import hooks
+from torch_tpu.compile import backend
+from torch_tpu.compile.program import graph_program
+from torch_tpu.eager.program.plan import Plan
+from torch_tpu.eager.program.plan_table import Unsupported
 from torch_tpu.runtime.analysis import Analysis
 
 
@@ -48,7 +50,7 @@ class Program:
         return (
             f"{a.argument_bytes:,} bytes of arguments, {a.output_bytes:,} of results ({a.alias_bytes:,} of them in the "
             f"memory of arguments), {a.temporary_bytes:,} temporary; "
-            f"{'cost unknown to the plug-in' if math.isnan(a.flops) else cost}"
+            f"{'the plug-in reports no cost' if math.isnan(a.flops) else cost}"
         )
 
 
@@ -127,7 +129,7 @@ def _columns(program: Program) -> list[tuple[str, str]]:
 
 
 def inspect(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Inspection:
-    """Compiles `fn` anew and calls it once, for real: what it writes is written.
+    """Compiles `fn` again and really calls it once: tensors that it writes are changed.
 
     Where results have gradients, the backward program is made too; no `.grad` is touched.
 
@@ -139,21 +141,21 @@ def inspect(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Inspection:
     """
     programs: list[Program] = []
 
-    def record(program: graph.GraphProgram, plan: Plan | Unsupported) -> None:
+    def record(program: graph_program.GraphProgram, plan: Plan | Unsupported) -> None:
         programs.append(_describe(program, plan))
 
     # Code of its own, so that Dynamo finds nothing compiled for it and counts no recompilation; and not of a file of
     # this package, which Dynamo leaves alone.
     scope: dict[str, Any] = {"__name__": "debug", "fn": fn}
     exec(compile("def debug(*args, **kwargs):\n    return fn(*args, **kwargs)", "debug", "exec"), scope)
-    before, graph.observer = graph.observer, record
+    before, hooks.graph_program_made = hooks.graph_program_made, record
     try:
         # An entry of AOTAutograd's cache has no lines of the script.
         with functorch_config.patch(enable_autograd_cache=False):
             result = torch.compile(scope["debug"], backend=backend.compile_graph)(*args, **kwargs)
             _make_backward(result, [fn, args, kwargs])
     finally:
-        graph.observer = before
+        hooks.graph_program_made = before
     return Inspection(tuple(programs), result)
 
 
@@ -169,7 +171,7 @@ def _make_backward(result: Any, given: list[Any]) -> None:
         torch.autograd.grad(roots, leaves, seeds, retain_graph=True, allow_unused=True)
 
 
-def _describe(program: graph.GraphProgram, plan: Plan | Unsupported) -> Program:
+def _describe(program: graph_program.GraphProgram, plan: Plan | Unsupported) -> Program:
     fx = program.graph.print_readable(print_output=False)
     if isinstance(plan, Unsupported):
         return Program(program.title, fx, reason=plan.reason)

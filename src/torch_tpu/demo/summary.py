@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from torch_tpu import metrics
-from torch_tpu.runtime.client import client
+from torch_tpu.runtime.process_client import client
 
 
 def run(console: Console, seconds: float) -> bool:

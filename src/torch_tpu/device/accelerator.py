@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from torch_tpu.device import memory, no_allocator, properties, streams
-from torch_tpu.device.index import check_index
+from torch_tpu.device import memory_statistics, no_allocator, properties, streams
+from torch_tpu.device.device_index import check_index
 from torch_tpu.patching.changes import Changes
 from torch_tpu.patching.needs import function
-from torch_tpu.patching.registry import Patch, optional
+from torch_tpu.patching.patch_registry import Patch, optional
 
 
 def _set_device_index(index: int) -> None:
@@ -37,7 +37,7 @@ def _device_capability(index: int) -> dict[str, Any]:
 
 def _device_stats(index: int) -> dict[str, Any]:
     check_index(index)
-    return memory.nested_stats()
+    return memory_statistics.nested_stats()
 
 
 def _replaced(name: str, feature: str, **functions: Callable[..., Any]) -> Patch:
@@ -70,16 +70,16 @@ _replaced(
     "accelerator: memory",
     "torch.accelerator counts and frees the device's memory",
     isAllocatorInitialized=lambda: True,
-    emptyCache=memory.empty_cache,
-    emptyHostCache=memory.empty_cache,
+    emptyCache=memory_statistics.empty_cache,
+    emptyHostCache=memory_statistics.empty_cache,
     getDeviceStats=_device_stats,
-    resetAccumulatedStats=memory.reset_accumulated_memory_stats,
-    resetPeakStats=memory.reset_peak_memory_stats,
-    getMemoryInfo=memory.mem_get_info,
+    resetAccumulatedStats=memory_statistics.reset_accumulated_memory_stats,
+    resetPeakStats=memory_statistics.reset_peak_memory_stats,
+    getMemoryInfo=memory_statistics.mem_get_info,
 )
 _replaced(
     "accelerator: hooks",
-    "PyTorch's own questions about the accelerator's devices have answers",
+    "PyTorch's C++ code can ask for the accelerator's current device and their number",
     hooks_device_count=properties.device_count,
     hooks_get_current_device=properties.current_device,
     hooks_set_current_device=_set_device_index,
@@ -95,7 +95,7 @@ _replaced(
 
 @optional(
     "accelerator: snapshot",
-    "asking for a snapshot of the device's memory says what there is instead",
+    "torch.accelerator.memory's snapshot raises an error that names what to use instead",
     function("torch.accelerator.memory:_snapshot", "device"),
 )
 def refuse_snapshot(changes: Changes) -> None:

@@ -14,8 +14,8 @@ import torch
 
 from torch_tpu.patching.changes import Changes
 from torch_tpu.patching.needs import function, holding
+from torch_tpu.patching.patch_registry import Moment, optional
 from torch_tpu.patching.post_import import after_import
-from torch_tpu.patching.registry import Moment, optional
 
 Kernel = Callable[..., Any]
 

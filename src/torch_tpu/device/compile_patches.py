@@ -1,4 +1,4 @@
-"""Changes to the objects of `torch.compile`: Dynamo, Inductor and what graphs of the device would be refused by.
+"""Changes to objects of `torch.compile` (Dynamo, Inductor) that would refuse graphs of the device.
 
 Each is made after the import of what it changes. A graph of another device takes the path it took before.
 """
@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from torch_tpu.device import random
+from torch_tpu.device import random_state
 from torch_tpu.patching.changes import Changes
 from torch_tpu.patching.needs import Need, function
-from torch_tpu.patching.registry import optional
+from torch_tpu.patching.patch_registry import optional
 
 
 @optional(
@@ -33,7 +33,7 @@ def skip_own_code(changes: Changes) -> None:
 
 @optional(
     "Inductor",
-    "torch.compile without a backend's name, or with 'inductor', takes the device's own",
+    "torch.compile without a backend, or with backend='inductor', uses the backend 'tpu' for tensors of the device",
     function("torch._inductor.compile_fx:compile_fx", "model_", "example_inputs_"),
     after="torch._inductor.compile_fx",
 )
@@ -42,7 +42,7 @@ def compile_own_graphs(changes: Changes) -> None:
     original = changes.module.compile_fx
 
     def compile_own(graph: Any, examples: Any, *args: Any, **kwargs: Any) -> Any:
-        from torch_tpu.compile.on_device import is_on_device
+        from torch_tpu.compile.frontend.on_device import is_on_device
 
         if isinstance(graph, torch.fx.GraphModule) and is_on_device(graph, examples):
             from torch_tpu.compile import backend
@@ -56,7 +56,7 @@ def compile_own_graphs(changes: Changes) -> None:
 def _lists_devices(function: Any) -> str:
     code = getattr(function, "__code__", None)
     found = isinstance(code, CodeType) and any(isinstance(c, frozenset) and "cuda" in c for c in code.co_consts)
-    return "" if found else "has no list of devices"
+    return "" if found else "has no list of devices in its code"
 
 
 @optional(
@@ -94,15 +94,15 @@ def save_own_random_state(changes: Changes) -> None:
     # What draws the same random numbers again in a checkpointed region knows a fixed list of devices. Programs have
     # lowerings for it; this is for graphs that run operator by operator.
     def save(operator: Any, *args: Any, **kwargs: Any) -> Any:
-        return random.get_rng_state().to("tpu"), operator(*args, **kwargs)
+        return random_state.get_rng_state().to("tpu"), operator(*args, **kwargs)
 
     def restore(state: torch.Tensor, operator: Any, *args: Any, **kwargs: Any) -> Any:
-        before = random.get_rng_state()
-        random.set_rng_state(state.cpu())
+        before = random_state.get_rng_state()
+        random_state.set_rng_state(state.cpu())
         try:
             return operator(*args, **kwargs)
         finally:
-            random.set_rng_state(before)
+            random_state.set_rng_state(before)
 
     rng_prims = changes.module
     _for_own_device(changes, rng_prims.run_and_save_rng_state, save)

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from torch_tpu.eager import hooks
+from torch_tpu import hooks
 
 in_bad_fork = False
 
@@ -37,7 +37,7 @@ class _ForkedClient:
 def _after_fork_in_child() -> None:
     global in_bad_fork
     # Asked of `sys.modules`: a child of a parent that never used the device must not import the runtime here.
-    client: Any = sys.modules.get("torch_tpu.runtime.client")
+    client: Any = sys.modules.get("torch_tpu.runtime.process_client")
     if client is not None and client.is_initialised() and not in_bad_fork:
         in_bad_fork = True
         hooks.forked = refuse

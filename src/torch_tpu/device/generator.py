@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from torch_tpu.device.index import check_index
-from torch_tpu.device.replacement import metaclass_of
+from torch_tpu.device.class_replacement import metaclass_of
+from torch_tpu.device.device_index import check_index
 
 _CGenerator: Any = torch._C.Generator
 

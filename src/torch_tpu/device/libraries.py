@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from torch_tpu.device.memory import mem_get_info
+from torch_tpu.device.memory_statistics import mem_get_info
 from torch_tpu.device.properties import is_available
 from torch_tpu.patching.changes import Changes
 from torch_tpu.patching.needs import a_class, a_property, function
-from torch_tpu.patching.registry import optional
+from torch_tpu.patching.patch_registry import optional
 
 
 @optional(
     "accelerate: device",
-    "accelerate takes the device by itself",
+    "accelerate selects the device by itself",
     a_property("accelerate.state:PartialState.default_device"),
     after="accelerate.state",
 )
@@ -70,7 +70,7 @@ def safetensors_open(changes: Changes) -> None:
 for _module in ("safetensors", "safetensors.torch"):
     optional(
         f"{_module}: open",
-        "safetensors files are read to the device",
+        "safetensors files can be loaded onto the device",
         a_class(f"{_module}:safe_open", "get_tensor", "get_slice"),
         after=_module,
     )(safetensors_open)

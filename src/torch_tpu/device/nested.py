@@ -1,4 +1,4 @@
-"""Attention where PyTorch would make strided nested tensors, which the device has not: padded rows and a mask instead.
+"""Attention where PyTorch would make strided nested tensors, which the device lacks: padded rows and a mask instead.
 
 That also fits a TPU better: programs depend on the padded length, not on the length of each row.
 """
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from torch_tpu.patching.changes import Changes
 from torch_tpu.patching.needs import function
-from torch_tpu.patching.registry import optional
+from torch_tpu.patching.patch_registry import optional
 
 _library = torch.library.Library("aten", "IMPL")
 

@@ -1,4 +1,4 @@
-"""Functions of `torch.cuda.memory` about an allocator of PyTorch's. PJRT allocates here: each says what serves instead.
+"""Functions of `torch.cuda.memory` about PyTorch's allocator. PJRT allocates here: each raises an error with advice.
 
 They are found under their names in `torch.tpu.memory`, but are no part of its public names: programs ask with `hasattr`
 for what a device can do.
@@ -10,18 +10,18 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 _COUNTS = "torch.tpu.memory_summary() and torch.tpu.memory_stats() have the counts"
-_FRACTION = "PJRT takes memory as it needs it, and can't be held to a part of the device's"
-_PJRT = "PJRT allocates the device's memory, and takes no allocator or pool of another kind"
+_FRACTION = "PJRT allocates memory as it needs it; a limit below the device's memory can't be set"
+_PJRT = "PJRT allocates the device's memory; other allocators and memory pools can't be used"
 
 # What a call of each says.
 _REASONS = {
-    "_record_memory_history": f"no history of allocations is recorded; {_COUNTS}; `torch-tpu plan` has that of a step",
-    "_snapshot": f"no history of allocations is recorded, of which a snapshot could be made; {_COUNTS}",
-    "_dump_snapshot": f"no history of allocations is recorded, of which a snapshot could be made; {_COUNTS}",
-    "memory_snapshot": f"PJRT does not say how its memory is divided; {_COUNTS}",
+    "_record_memory_history": f"no history of allocations is recorded; {_COUNTS}; `torch-tpu plan` shows memory",
+    "_snapshot": f"no history of allocations is recorded, so there is no snapshot; {_COUNTS}",
+    "_dump_snapshot": f"no history of allocations is recorded, so there is no snapshot; {_COUNTS}",
+    "memory_snapshot": f"PJRT does not report how its memory is divided; {_COUNTS}",
     "set_per_process_memory_fraction": _FRACTION,
-    "caching_allocator_alloc": f"{_PJRT}; torch.empty(size, device='tpu') makes memory",
-    "caching_allocator_delete": f"{_PJRT}; memory is freed with the last tensor over it",
+    "caching_allocator_alloc": f"{_PJRT}; torch.empty(size, device='tpu') allocates memory",
+    "caching_allocator_delete": f"{_PJRT}; memory is freed when the last tensor that uses it is deleted",
     "change_current_allocator": _PJRT,
     "MemPool": _PJRT,
     "use_mem_pool": _PJRT,

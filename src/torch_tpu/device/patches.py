@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from torch_tpu import metrics
+from torch_tpu import hooks, metrics
 from torch_tpu.device import privateuse1  # noqa: F401  (its patch is the first)
-from torch_tpu.device.replacement import metaclass_of
-from torch_tpu.eager import hooks, mode
+from torch_tpu.device.class_replacement import metaclass_of
+from torch_tpu.eager import mode
 from torch_tpu.patching.changes import Changes
 from torch_tpu.patching.needs import a_class, function, holding, operator
-from torch_tpu.patching.registry import optional, required
+from torch_tpu.patching.patch_registry import optional, required
 
 
 @required(
@@ -83,23 +83,23 @@ _ID_FIELDS = ("stream_id", "device_index", "device_type")
 
 @required(
     "storages",
-    "storages of the device have no memory of the host's, which C++ would write to",
+    "storages of the device refuse what would make C++ code write to host memory they do not have",
     a_class("torch:UntypedStorage", "__getitem__", "to"),
     a_class("torch._C:StorageBase", "new", "nbytes", "resize_", "_byteswap", "_write_file", "_set_from_file"),
 )
 def complete_untyped_storage(changes: Changes) -> None:
     # PyTorch has no allocator for `tpu`: `UntypedStorage(n, device="tpu")` would write to address 0, `resize_` raises,
     # and writing one to a file would read its fake address. The base class is immutable, its subclass is not.
-    from torch_tpu.device import storage
+    from torch_tpu.device import untyped_storage
 
     untyped: Any = torch.UntypedStorage
-    for name, override in storage.overrides(untyped).items():
+    for name, override in untyped_storage.overrides(untyped).items():
         changes.set(untyped, name, override)
 
 
 @required(
     "DLPack",
-    "an export through DLPack is refused instead of giving an address that does not exist",
+    "DLPack export raises an error instead of returning an invalid address",
     function("torch:Tensor.__dlpack__", "stream"),
     function("torch:Tensor.__dlpack_device__"),
     function("torch._C:_to_dlpack"),
@@ -128,7 +128,7 @@ def _of_host_only(original: Any) -> Any:
 
 @optional(
     "other processes",
-    "sending a tensor of the device to another process fails with words that say what to send",
+    "sending a tensor of the device to another process raises an error that says what to send instead",
     function("torch.multiprocessing.reductions:reduce_tensor", "tensor"),
     holding("multiprocessing.reduction:ForkingPickler._extra_reducers", torch.Tensor, kind=dict),
 )
@@ -155,7 +155,7 @@ def _reducing_host_only(reducer: Any) -> Any:
 
 @required(
     "copies of lazy conjugates",
-    "a copy to or from the device of a conjugated or negated tensor ends",
+    "copying a conjugated or negated tensor to or from the device works (without it, the copy calls itself forever)",
     operator("aten._copy_from.default", "self", "dst"),
 )
 def copy_past_lazy_keys(changes: Changes) -> None:
@@ -168,7 +168,7 @@ def copy_past_lazy_keys(changes: Changes) -> None:
 
 @optional(
     "pinned memory",
-    "host tensors can be pinned for the device, as a DataLoader does",
+    "host tensors can be pinned for the device, as DataLoader(pin_memory=True) does",
     operator("aten._pin_memory.default", "self", "device"),
     operator("aten.is_pinned.default", "self", "device"),
 )
@@ -263,7 +263,7 @@ def accumulate_in_float32(changes: Changes) -> None:
 
 @optional(
     "determinism while tracing",
-    "use_deterministic_algorithms(True) does not refuse what the device does in a fixed order",
+    "use_deterministic_algorithms(True) accepts operators that the device computes in a fixed order",
     function("torch._prims_common:alert_not_deterministic", "caller"),
     after="torch._prims_common",
 )

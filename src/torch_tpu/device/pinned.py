@@ -1,4 +1,4 @@
-"""Pinned memory of the host, which here is ordinary memory: PJRT copies from any.
+"""Pinned host memory. Here it is ordinary memory, because PJRT copies from any host memory.
 
 `Tensor.pin_memory` and DataLoader reach operators, which make an ordinary copy that says it is pinned.
 `torch.empty(pin_memory=True)` and its like ask C++ for an allocator through a virtual function of the device's hooks,
@@ -18,7 +18,7 @@ import torch
 
 from torch_tpu.patching.changes import Changes
 from torch_tpu.patching.needs import operator
-from torch_tpu.patching.registry import optional
+from torch_tpu.patching.patch_registry import optional
 
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 _HEADER = Path(torch.__file__).parent / "include/ATen/detail/AcceleratorHooksInterface.h"
@@ -65,7 +65,7 @@ def _is_from_allocator(storage: torch.UntypedStorage) -> bool:
 
 @optional(
     "pinned allocator",
-    "torch.empty(pin_memory=True) and its like make memory that says it is pinned",
+    "torch.empty(pin_memory=True) and similar functions make tensors for which is_pinned() is True",
     operator("aten.empty.memory_format", "size", "dtype", "layout", "device", "pin_memory"),
 )
 def give_allocator(changes: Changes) -> None:
@@ -76,7 +76,7 @@ def give_allocator(changes: Changes) -> None:
     """
     global _place_of_allocator
     if not sys.platform.startswith("linux") or _WORD != 8:
-        raise RuntimeError("the layout of the device's hooks is known on 64-bit Linux alone")
+        raise RuntimeError("the layout of the device's hooks is known only for 64-bit Linux")
     entry = _entry_of("getPinnedMemoryAllocator")
     allocator = _allocator()
     table = ctypes.c_void_p.from_address(_hooks())

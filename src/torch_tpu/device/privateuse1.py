@@ -1,4 +1,4 @@
-"""Takes PyTorch's one place for a device that is not its own, and names it `tpu`."""
+"""Claims PrivateUse1, PyTorch's dispatch key for an external device, and names it `tpu`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from torch_tpu.patching.changes import Changes
 from torch_tpu.patching.needs import a_class, function
-from torch_tpu.patching.registry import required
+from torch_tpu.patching.patch_registry import required
 
 _claimed = False
 _usable = False
@@ -37,9 +37,9 @@ def is_taken() -> bool:
 )
 def registration(changes: Changes) -> None:
     # Stays when other patches fail: C++ can't forget a device. `broken` puts another module in its place.
-    from torch_tpu.device import module
+    from torch_tpu.device import tpu_module
 
-    claim(module.build())
+    claim(tpu_module.build())
 
 
 def claim(module: ModuleType, *, usable: bool = True) -> None:

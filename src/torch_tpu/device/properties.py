@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torch_tpu.device.index import DEVICE_COUNT, get_device_index
+from torch_tpu.device.device_index import DEVICE_COUNT, get_device_index
 
 __all__ = [
     "current_device",
@@ -72,12 +72,12 @@ class DeviceProperties:
 
 @functools.cache
 def _properties() -> DeviceProperties:
-    from torch_tpu.runtime import client, limits, platform
+    from torch_tpu.runtime import memory_limits, platform, process_client
 
     chosen = platform.choose(os.environ)
     # A stand-in's name does not depend on the device, so asking for it starts no client.
-    generation = chosen.stand_in or chosen.generation(client.client().device_kind)
-    memory = limits.host_memory()[1] if chosen.name == "cpu" else generation.hbm_bytes_per_device
+    generation = chosen.stand_in or chosen.generation(process_client.client().device_kind)
+    memory = memory_limits.host_memory()[1] if chosen.name == "cpu" else generation.hbm_bytes_per_device
     return DeviceProperties(generation.name, chosen.name, memory)
 
 
@@ -99,7 +99,7 @@ def get_device_capability(device: Any = None) -> tuple[int, int]:
 
 
 def is_available() -> bool:
-    """Whether the device can be used. XLA:CPU serves where there is no TPU, so jaxlib decides."""
+    """Whether the device can be used. Without a TPU, XLA:CPU runs the programs, so this depends on jaxlib."""
     return importlib.util.find_spec("jaxlib") is not None
 
 

@@ -1,4 +1,4 @@
-"""An exception in a hook of backward must reach the user, not end the process.
+"""An exception in a backward hook must reach the user, not end the process.
 
 While a hook's exception travels out of autograd's engine, C++ puts the current stream back: a virtual function of the
 device's guard, which asks the guard's Python half for its device type. Python refuses a call while an exception is on
@@ -17,7 +17,7 @@ import torch
 
 from torch_tpu.patching.changes import Changes
 from torch_tpu.patching.needs import a_class
-from torch_tpu.patching.registry import Moment, optional
+from torch_tpu.patching.patch_registry import Moment, optional
 
 _HEADER = Path(torch.__file__).parent / "include/c10/core/impl/DeviceGuardImplInterface.h"
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
@@ -51,7 +51,7 @@ def ignore_streams(changes: Changes) -> None:
     from torch_tpu.device.symbols import symbol_at
 
     if not sys.platform.startswith("linux") or _WORD != 8:
-        raise RuntimeError("the layout of the device guard is known on 64-bit Linux alone")
+        raise RuntimeError("the layout of the device guard is known only for 64-bit Linux")
     functions = virtual_functions()
     entry = functions.index(_FUNCTION)
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))

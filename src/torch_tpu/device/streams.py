@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 
-from torch_tpu import metrics
+from torch_tpu import hooks, metrics
 from torch_tpu.device import fork
-from torch_tpu.device.index import get_device_index
-from torch_tpu.eager import hooks
+from torch_tpu.device.device_index import get_device_index
 
 __all__ = [
     "Event",
@@ -53,7 +52,7 @@ def synchronize(device: Any = None) -> None:
     get_device_index(device, optional=True)
     fork.check()
     # Asked of `sys.modules`: a process that never used the device has nothing to wait for, and stays without jaxlib.
-    client = sys.modules.get("torch_tpu.runtime.client")
+    client = sys.modules.get("torch_tpu.runtime.process_client")
     if client is not None and client.is_initialised():
         with metrics.waiting("synchronize"):
             if hooks.flush is not None:

@@ -1,4 +1,4 @@
-"""What a machine address belongs to: the name that a shared library has for it."""
+"""Finds the symbol of a shared library to which a machine address belongs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Found(ctypes.Structure):
 
 
 def symbol_at(address: int) -> str:
-    """The symbol that begins at an address, mangled; "" where nobody says.
+    """The symbol that begins at an address, mangled; "" if it is not known.
 
     The dynamic linker knows what a library exports, the library's file what it does not, unless it was stripped.
     """

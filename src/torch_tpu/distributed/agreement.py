@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from torch_tpu.distributed.job import SLOW, Job
 from torch_tpu.distributed.lifelines import Lifelines
-from torch_tpu.metrics import places
+from torch_tpu.metrics import user_lines
 
 VARIABLE = "TORCH_TPU_CHECK_COLLECTIVES"
 # A call is known if it has followed so many others before.
@@ -104,7 +104,7 @@ class Agreement:
             self._asked.discard(job.number - MOST_KNOWN)
 
     def _compare(self, job: Job) -> str:
-        place = places.where(job.place)
+        place = user_lines.where(job.place)
         key = self._key(job.number, self._rank)
         self._store.set(key, _SEPARATOR.join((job.title, place)))
         keys = {n: self._key(job.number, n) for n in range(len(self._ranks)) if n != self._rank}
@@ -129,7 +129,7 @@ class Agreement:
 
     def compare_programs(self, ranks: Sequence[int], number: int, title: str) -> str:
         """Whether these ranks compile the same program, the so-manyth of theirs together; says how they differ."""
-        place = places.where(places.here_or_backward())
+        place = user_lines.where(user_lines.here_or_backward())
         prefix = f"program/{'_'.join(map(str, ranks))}/{number}/"
         own = self._ranks[self._rank]
         self._store.set(f"{prefix}{own}", _SEPARATOR.join((title, place)))

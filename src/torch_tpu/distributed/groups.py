@@ -7,8 +7,8 @@ import contextlib
 import sys
 from typing import Any
 
+from torch_tpu import hooks
 from torch_tpu.distributed import channel
-from torch_tpu.eager import hooks
 
 _is_open = False
 

@@ -15,7 +15,7 @@ import torch
 from torch_tpu.distributed import gloo
 from torch_tpu.distributed.job import Job, Run, Spec
 from torch_tpu.distributed.reductions import Reduction, reduction
-from torch_tpu.metrics import places
+from torch_tpu.metrics import user_lines
 
 if TYPE_CHECKING:
     from torch_tpu.distributed.group import TpuProcessGroup
@@ -41,7 +41,7 @@ def _start(
     """
     alike = [(t.shape, t.dtype) for t in inputs] if shown is None else shown
     title = f"{name}({', '.join([*map(_text, alike), *map(str, details)])})"
-    job = Job(title, run, inputs, group.collectives.number(), places.here_or_backward())
+    job = Job(title, run, inputs, group.collectives.number(), user_lines.here_or_backward())
     results = [job.result(shape, dtype) for shape, dtype in outputs]
     group.collectives.start(job)
     return results, job
@@ -170,7 +170,7 @@ def all_to_all_list(group: TpuProcessGroup, inputs: Sequence[torch.Tensor], shap
 
 def send(group: TpuProcessGroup, tensor: torch.Tensor, peer: int, tag: int) -> Job:
     title = f"send({_text((tensor.shape, tensor.dtype))}, to {group.ranks[peer]})"
-    job = Job(title, partial(gloo.send, group.gloo, peer, tag), [tensor], -1, places.here_or_backward())
+    job = Job(title, partial(gloo.send, group.gloo, peer, tag), [tensor], -1, user_lines.here_or_backward())
     group.peers.start(job)
     return job
 
@@ -178,7 +178,7 @@ def send(group: TpuProcessGroup, tensor: torch.Tensor, peer: int, tag: int) -> J
 def receive(group: TpuProcessGroup, like: torch.Tensor, peer: int | None, tag: int) -> Started:
     origin = "any rank" if peer is None else f"{group.ranks[peer]}"
     title = f"recv({_text((like.shape, like.dtype))}, from {origin})"
-    job = Job(title, partial(gloo.receive, group.gloo, peer, tag), [], -1, places.here_or_backward())
+    job = Job(title, partial(gloo.receive, group.gloo, peer, tag), [], -1, user_lines.here_or_backward())
     result = job.result(like.shape, like.dtype)
     group.peers.start(job)
     return [result], job

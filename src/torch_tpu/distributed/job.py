@@ -14,8 +14,8 @@ import torch
 from torch_tpu import metrics
 from torch_tpu.distributed import values, waiters
 from torch_tpu.distributed.values import Arriving
-from torch_tpu.metrics import places
-from torch_tpu.metrics.places import Place
+from torch_tpu.metrics import user_lines
+from torch_tpu.metrics.user_lines import CallSite
 from torch_tpu.tensor.storage import Content, value_of
 
 # So long C++ may wait at a time: Python then looks for Ctrl-C.
@@ -61,7 +61,7 @@ class Job:
         on_slow: called once when somebody has waited for a while; may say why it fails.
     """
 
-    def __init__(self, title: str, run: Run, inputs: Sequence[torch.Tensor], number: int, place: Place) -> None:
+    def __init__(self, title: str, run: Run, inputs: Sequence[torch.Tensor], number: int, place: CallSite) -> None:
         self.title = title
         self.place = place
         self.number = number
@@ -120,7 +120,7 @@ class Job:
     def fail(self, why: str) -> None:
         """Ends it with an error, unless it has ended."""
         if not self.is_done:
-            self.failure = f"{self.title}, called at {places.where(self.place)}, failed: {why}"
+            self.failure = f"{self.title}, called at {user_lines.where(self.place)}, failed: {why}"
             self._close()
         self._issued.set()
 

@@ -14,12 +14,13 @@ from typing import Any
 
 import torch.distributed as dist
 
+from torch_tpu import hooks
 from torch_tpu.distributed import channel
 from torch_tpu.distributed.agreement import Agreement
-from torch_tpu.eager import execute, graph
-from torch_tpu.eager.plan import Plan
-from torch_tpu.runtime import client as runtime
-from torch_tpu.runtime import platform, world
+from torch_tpu.eager.deferred import deferred_graph
+from torch_tpu.eager.program import argument_buffers
+from torch_tpu.eager.program.plan import Plan
+from torch_tpu.runtime import platform, process_client, world
 from torch_tpu.runtime.client import Client
 from torch_tpu.tensor.storage import DONATED, Value
 
@@ -75,11 +76,11 @@ class Joining:
                     "this process could not join the others for programs that communicate: "
                     f"{self._failure}. {VARIABLE}=gloo does without them."
                 )
-            if runtime.is_initialised() and runtime.client() is not self._client:
-                graph.flush_all("process group")
+            if process_client.is_initialised() and process_client.client() is not self._client:
+                deferred_graph.flush_all("process group")
                 channel.end_all()
                 _move(self._client)
-            runtime.replace(self._client)
+            process_client.replace(self._client)
             return self._client
 
     def _agree(self, ranks: tuple[int, ...], title: str) -> None:
@@ -97,9 +98,9 @@ def _address_of_first_rank() -> str:
 
 def _move(made: Client) -> None:
     """Gives what the process's client holds to another one."""
-    old = runtime.client()
-    execute.clear_plans()
-    execute.clear_numbers()
+    old = process_client.client()
+    hooks.forget_programs()
+    argument_buffers.clear()
     for found in _everything():
         kind = type(found)
         if kind is Value and found.array is not None and found.array is not DONATED:
@@ -124,4 +125,4 @@ def prepare(store: Any, rank: int, size: int, agreement: Agreement) -> None:
     """Begins to join the world of the first group, if this process runs on XLA:CPU and may use XLA's collectives."""
     chosen = platform.choose(os.environ)
     if engine() != "gloo" and size > 1 and chosen.name == "cpu" and chosen.plugin_path is None:
-        runtime.join_world = Joining(dist.PrefixStore("world/", store), rank, size, agreement).join
+        hooks.join_world = Joining(dist.PrefixStore("world/", store), rank, size, agreement).join

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch_tpu.distributed import hosted
 from torch_tpu.distributed.job import Job
 from torch_tpu.distributed.reductions import reduction
-from torch_tpu.eager.kernels import program
-from torch_tpu.runtime.client import client
+from torch_tpu.eager.dispatch.operator import as_program
+from torch_tpu.runtime.process_client import client
 from torch_tpu.tensor import transfer
 from torch_tpu.tensor.storage import value_of
 
@@ -56,7 +56,7 @@ class Launched:
 
 def _run(group: TpuProcessGroup, name: str, given: torch.Tensor, *args: Any) -> torch.Tensor:
     func = getattr(torch.ops._c10d_functional, name).default
-    result: torch.Tensor = program(func)(given, *args, group.group_name)
+    result: torch.Tensor = as_program(func)(given, *args, group.group_name)
     return result
 
 

@@ -10,7 +10,8 @@ import torch
 
 from torch_tpu.hlo import types
 from torch_tpu.hlo.strided import contiguous_strides
-from torch_tpu.runtime.client import Buffer, client
+from torch_tpu.runtime.client import Buffer
+from torch_tpu.runtime.process_client import client
 from torch_tpu.tensor import storage as st
 from torch_tpu.tensor import transfer
 from torch_tpu.tensor.storage import Content, Geometry, Value

@@ -7,7 +7,7 @@ import enum
 import os
 from collections.abc import Iterator
 
-from torch_tpu.eager import hooks
+from torch_tpu import hooks
 from torch_tpu.runtime.platform import topology_asked_for
 
 

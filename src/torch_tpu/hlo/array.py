@@ -1,7 +1,7 @@
 """`Array`, a value of a StableHLO program under construction, with operators; elementwise and shape operations.
 
-Binary operations broadcast as NumPy does and want equal dtypes: promotion is the caller's decision (`ops.promotion`).
-A Python number beside an Array becomes a constant of the Array's dtype.
+Binary operations broadcast as NumPy does and want equal dtypes: promotion is the caller's decision
+(`ops.core.promotion`). A Python number beside an Array becomes a constant of the Array's dtype.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """StableHLO's collectives. A module that has one runs on several ranks at once, which its attributes name.
 
-An operation is built for the one group that it is called for; when the module is complete, `hlo.replicas` adds the
-others.
+An operation is built for the group that it is called for; `hlo.replicas` adds the others once the module is complete.
 """
 
 from __future__ import annotations

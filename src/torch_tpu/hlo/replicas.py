@@ -12,8 +12,8 @@ from torch_tpu.hlo.target import Target
 
 
 def groups_attribute(groups: Sequence[Sequence[int]]) -> Any:
-    numbers: Any = np.array(groups, np.int64)
-    return ir.DenseIntElementsAttr.get(numbers)
+    elements: Any = np.array(groups, np.int64)
+    return ir.DenseIntElementsAttr.get(elements)
 
 
 def settle(module: ir.Module, built: Target) -> None:

@@ -8,7 +8,7 @@ Reading walks the view's dimensions from the largest stride to the smallest. At 
 dimension of n entries with stride s takes n sub-rows of it, either along a dimension the base already has, or after
 reshaping the row to [rows, s]. Views whose dimensions don't nest this way (overlapping windows) become a gather.
 
-Where a slice starts is data, not structure: `plan` returns the starts beside the steps, so that `x[i]` with another
+Where a slice starts is a dynamic argument: `view_steps` returns the starts beside the steps, so that `x[i]` with another
 i is the same program with another argument.
 """
 
@@ -18,26 +18,36 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from torch_tpu.hlo import array as hlo
-from torch_tpu.hlo import structured, types
-from torch_tpu.hlo.array import Array
+from torch_tpu import delayed
+from torch_tpu.hlo import types
 
-Starts = Sequence[Array | int]
+if TYPE_CHECKING:
+    from torch_tpu.hlo import array as hlo
+    from torch_tpu.hlo import structured
+    from torch_tpu.hlo.array import Array
+
+    Starts = Sequence[Array | int]
+else:
+    hlo = delayed.module("torch_tpu.hlo.array", globals(), "hlo")
+    structured = delayed.module("torch_tpu.hlo.structured", globals(), "structured")
+
 # What becomes of an element that several elements of a view show: they are equal; the last one counts; the last one
 # that was changed counts; all changes are added up.
 Shared = Literal["same", "last", "last changed", "sum"]
 
 
-def overlapping_write() -> RuntimeError:
-    """What a write through a view raises in which two elements share a memory location."""
-    return RuntimeError(
-        "unsupported operation: more than one element of the written-to tensor refers to a single memory "
-        "location. Please clone() the tensor before performing the operation."
-    )
+class SharedElements(NotImplementedError):
+    """A write through a view in which two elements share a memory location: what stays depends on their order."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "elements of a tensor that it writes share memory, so that the result depends on the order in which the "
+            "CPU writes them; clone() the tensor before"
+        )
 
 
 def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
@@ -57,6 +67,18 @@ def is_dense(sizes: Sequence[int], strides: Sequence[int]) -> bool:
             return False
         expected *= size
     return True
+
+
+def shares_elements(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two elements of a view may lie at the same place: surely not where its dimensions nest."""
+    if 0 in sizes:
+        return False
+    reach = 0
+    for stride, size in sorted((st, sz) for st, sz in zip(strides, sizes, strict=True) if sz != 1):
+        if stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
 
 
 def storage_elements(sizes: Sequence[int], strides: Sequence[int], offset: int = 0) -> int:
@@ -108,7 +130,7 @@ class Slice:
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     moving: tuple[int, ...]
-    first: int  # where this step's entries begin in the starts of the whole plan
+    first: int  # where this step's entries begin in the starts of all steps
 
     def _block(self) -> list[int]:
         return [(size - 1) * stride + 1 for size, stride in zip(self.sizes, self.strides, strict=True)]
@@ -119,7 +141,7 @@ class Slice:
             begin[d] = starts[self.first + i]
         if all(isinstance(b, int) for b in begin):
             return begin  # type: ignore[return-value]
-        return [b if isinstance(b, Array) else hlo.constant(b, torch.int32) for b in begin]
+        return [b if isinstance(b, hlo.Array) else hlo.constant(b, torch.int32) for b in begin]
 
     def read(self, x: Array, starts: Starts) -> Array:
         begin, block = self._begin(x, starts), self._block()
@@ -151,7 +173,7 @@ class Broadcast:
         return hlo.broadcast_in_dim(x, self.shape, self.dimensions)
 
     def write(self, x: Array, new: Array, starts: Starts) -> Array:
-        raise overlapping_write()
+        raise SharedElements
 
     def write_shared(self, x: Array, new: Array, starts: Starts, how: Shared) -> Array:
         """What `x` becomes where several elements of `new` go to one of its own."""
@@ -195,7 +217,7 @@ class Windows:
 
     def _positions(self, starts: Starts) -> Array:
         start = starts[self.first]
-        index = start if isinstance(start, Array) else hlo.constant(start, torch.int32)
+        index = start if isinstance(start, hlo.Array) else hlo.constant(start, torch.int32)
         index = hlo.broadcast_to(index, self.sizes)
         for d, stride in enumerate(self.strides):
             index = index + hlo.iota(self.sizes, d) * stride
@@ -208,11 +230,8 @@ class Windows:
         return hlo.reshape(taken, self.sizes)
 
     def write(self, x: Array, new: Array, starts: Starts) -> Array:
-        reach = 0
-        for size, stride in sorted(zip(self.sizes, self.strides, strict=True), key=lambda pair: pair[1]):
-            if stride <= reach:
-                raise overlapping_write()
-            reach += (size - 1) * stride
+        if shares_elements(self.sizes, self.strides):
+            raise SharedElements
         return self._scatter(x, new, starts, lambda old, update: update, unique=True)
 
     def write_shared(self, x: Array, new: Array, starts: Starts, how: Shared) -> Array:
@@ -382,7 +401,7 @@ def _take_level(plan: _Plan, done: int, size: int, stride: int, offset: int, inn
 
 
 @lru_cache(maxsize=4096)
-def plan(
+def view_steps(
     base_sizes: tuple[int, ...],
     base_strides: tuple[int, ...],
     sizes: tuple[int, ...],
@@ -463,7 +482,7 @@ def write(base: Array, steps: Sequence[Step], starts: Starts, new: Array, shared
         shared: what becomes of an element of the base that several elements of the view show.
 
     Raises:
-        RuntimeError: where there are such and `shared` does not say.
+        SharedElements: where there are such and `shared` does not say.
     """
     operands = [base]
     for step in steps[:-1]:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import ml_dtypes
 import numpy as np
 import torch
-from jaxlib.mlir import ir
+
+from torch_tpu import delayed
+
+if TYPE_CHECKING:
+    from jaxlib.mlir import ir
+else:
+    ir = delayed.module("jaxlib.mlir.ir", globals(), "ir")
 
 NUMPY: dict[torch.dtype, np.dtype] = {
     torch.bool: np.dtype(np.bool_),
@@ -42,17 +49,17 @@ _ELEMENT_TYPE: dict[torch.dtype, Callable[[], ir.Type]] = {
     torch.int16: lambda: ir.IntegerType.get_signless(16),
     torch.int32: lambda: ir.IntegerType.get_signless(32),
     torch.int64: lambda: ir.IntegerType.get_signless(64),
-    torch.float16: ir.F16Type.get,
-    torch.bfloat16: ir.BF16Type.get,
-    torch.float32: ir.F32Type.get,
-    torch.float64: ir.F64Type.get,
+    torch.float16: lambda: ir.F16Type.get(),
+    torch.bfloat16: lambda: ir.BF16Type.get(),
+    torch.float32: lambda: ir.F32Type.get(),
+    torch.float64: lambda: ir.F64Type.get(),
     torch.complex64: lambda: ir.ComplexType.get(ir.F32Type.get()),
     torch.complex128: lambda: ir.ComplexType.get(ir.F64Type.get()),
-    torch.float8_e4m3fn: ir.Float8E4M3FNType.get,
-    torch.float8_e4m3fnuz: ir.Float8E4M3FNUZType.get,
-    torch.float8_e5m2: ir.Float8E5M2Type.get,
-    torch.float8_e5m2fnuz: ir.Float8E5M2FNUZType.get,
-    torch.float8_e8m0fnu: ir.Float8E8M0FNUType.get,
+    torch.float8_e4m3fn: lambda: ir.Float8E4M3FNType.get(),
+    torch.float8_e4m3fnuz: lambda: ir.Float8E4M3FNUZType.get(),
+    torch.float8_e5m2: lambda: ir.Float8E5M2Type.get(),
+    torch.float8_e5m2fnuz: lambda: ir.Float8E5M2FNUZType.get(),
+    torch.float8_e8m0fnu: lambda: ir.Float8E8M0FNUType.get(),
 }
 
 REAL_PART: dict[torch.dtype, torch.dtype] = {torch.complex64: torch.float32, torch.complex128: torch.float64}
@@ -80,7 +87,7 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype:
 def complex_of(dtype: torch.dtype) -> torch.dtype:
     """The dtype of complex numbers of two such parts; raises TypeError for float16, of which XLA has none."""
     if dtype not in COMPLEX_OF:
-        raise TypeError("the tpu device does not support torch.complex32: give it parts of torch.float32")
+        raise TypeError("the tpu device does not support torch.complex32. Use torch.complex64.")
     return COMPLEX_OF[dtype]
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from torch_tpu.metrics import counts, events, places, programs
+from torch_tpu.metrics import counts, events, programs, user_lines
 from torch_tpu.metrics.counts import add_seconds, count, timed
 from torch_tpu.metrics.events import note, waited_for, waiting
 
@@ -51,7 +51,7 @@ def snapshot() -> dict[str, Any]:
     return {
         "counters": counters(),
         "recompiles": [_made(m) for m in programs.recompiles()],
-        "graphs": [_graph(g) for g in list(programs.graphs.values())],
+        "graphs": [_graph(g) for g in programs.graphs.entries()],
         "graph_breaks": [asdict(b) | {"count": count} for b, count in programs.breaks.most_common()],
         "syncs": _lines("sync"),
         "flushes": _lines("flush"),
@@ -69,15 +69,15 @@ def _made(program: programs.Made) -> dict[str, Any]:
         "kind": program.kind,
         "name": program.name,
         "reason": program.reason,
-        "line": places.where(program.place),
+        "line": user_lines.where(program.place),
         "after": program.after,
     }
 
 
-def _graph(graph: programs.Graph) -> dict[str, Any]:
+def _graph(graph: programs.CapturedGraph) -> dict[str, Any]:
     return {
         "name": graph.name,
-        "line": places.where(graph.place),
+        "line": user_lines.where(graph.place),
         "reason": graph.reason,
         "refused": graph.refused,
         "by_operator": graph.by_operator,
@@ -96,6 +96,6 @@ def report(most: int = 10) -> str:
     Args:
         most: how many entries of each kind are shown.
     """
-    from torch_tpu.metrics.text import text
+    from torch_tpu.metrics.report_text import text
 
     return text(snapshot(), most)

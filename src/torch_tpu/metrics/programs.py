@@ -1,4 +1,4 @@
-"""Every program that was made, and why those made before would not do.
+"""Every program that was made, and why no earlier one could be used.
 
 A program is described by fields ("shape of self" → "[2, 3]"). One with a name that was met before is a recompile; its
 reason are the fields in which it differs from the most similar earlier one of that name.
@@ -10,9 +10,9 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from torch_tpu.metrics import counts, places
-from torch_tpu.metrics.latest import Latest
-from torch_tpu.metrics.places import Place
+from torch_tpu.metrics import counts, user_lines
+from torch_tpu.metrics.user_lines import CallSite
+from torch_tpu.recent import Recent
 
 Fields = Mapping[str, str]
 
@@ -44,12 +44,12 @@ class Made:
     kind: str
     name: str
     reason: str
-    place: Place
+    place: CallSite
     after: int
 
 
 @dataclass
-class Graph:
+class CapturedGraph:
     """A graph that torch.compile captured.
 
     Attributes:
@@ -62,7 +62,7 @@ class Graph:
 
     name: str
     reason: str
-    place: Place
+    place: CallSite
     refused: str = ""
     by_operator: int = 0
     in_pieces: int = 0
@@ -85,16 +85,16 @@ class Break:
 
 log: deque[Made] = deque(maxlen=MOST_LOGGED)
 # Those that were captured, or had a program made or ran otherwise, since the reset.
-graphs: Latest[str, Graph] = Latest(MOST_GRAPHS)
+graphs: Recent[str, CapturedGraph] = Recent(MOST_GRAPHS)
 breaks: Counter[Break] = Counter()
 # What is known of what was made before a reset: each graph as it was captured,
-_captured: Latest[str, Graph] = Latest(MOST_GRAPHS)
+_captured: Recent[str, CapturedGraph] = Recent(MOST_GRAPHS)
 # the programs of each name,
-_earlier: Latest[str, deque[Fields]] = Latest(MOST_NAMES)
+_earlier: Recent[str, deque[Fields]] = Recent(MOST_NAMES)
 # the operator program of each plan number, and the fused programs made so far as counts of plan numbers.
-_of_plan: Latest[int, Made] = Latest(MOST_PLANS)
+_of_plan: Recent[int, Made] = Recent(MOST_PLANS)
 _fused: deque[tuple[Counter[int], tuple[int, ...], int]] = deque(maxlen=MOST_COMPARED)
-_in_fused: Latest[int, None] = Latest(MOST_PLANS)
+_in_fused: Recent[int, bool] = Recent(MOST_PLANS)
 
 
 def made(kind: str, name: str, fields: Fields, plan: int) -> None:
@@ -103,18 +103,18 @@ def made(kind: str, name: str, fields: Fields, plan: int) -> None:
     Args:
         plan: its plan's number, by which fused programs name it.
     """
-    earlier = _earlier.put(name, _earlier.get(name) or deque(maxlen=MOST_COMPARED))
+    earlier = _earlier.find(name) or _earlier.keep(name, deque(maxlen=MOST_COMPARED))
     reason = _difference(fields, earlier) if earlier else ""
     earlier.append(fields)
-    entry = _of_plan.put(plan, _logged(kind, name, reason))
+    entry = _of_plan.keep(plan, _logged(kind, name, reason))
     for known in (name, name.rpartition(", ")[0]):  # a piece is named "graph, piece"
-        if known in graphs or known in _captured:
+        if graphs.find(known) or _captured.find(known):
             _graph(known).made.append(entry)
             break
 
 
 def _logged(kind: str, name: str, reason: str) -> Made:
-    entry = Made(kind, name, reason, places.here_or_backward(), counts.counters["execute"])
+    entry = Made(kind, name, reason, user_lines.here_or_backward(), counts.counters["execute"])
     log.append(entry)
     return entry
 
@@ -141,48 +141,49 @@ def fused(plans: Sequence[int], names: Sequence[str], outputs: int) -> None:
     reason = _why_fused(plans, dict(zip(plans, names, strict=True)), count, outputs) if _fused else ""
     _fused.append((count, tuple(plans), outputs))
     for number in count:
-        _in_fused.put(number, None)
+        _in_fused.keep(number, True)
     _logged("fused", f"{len(plans)} operators", reason)
 
 
 def _why_fused(plans: Sequence[int], names: Mapping[int, str], count: Counter[int], outputs: int) -> str:
-    new = [number for number in count if number not in _in_fused]
+    new = [number for number in count if not _in_fused.find(number)]
     if new:
-        changed = [_of_plan[n] for n in new if n in _of_plan and _of_plan[n].reason]
+        changed = [m for m in map(_of_plan.find, new) if m is not None and m.reason]
         if changed:
-            return _some([f"{m.name} has another {m.reason} ({places.where(m.place)})" for m in changed])
-        return f"operators for the first time: {_some([names[n] for n in new])}"
+            return _some([f"{m.name} has another {m.reason} ({user_lines.where(m.place)})" for m in changed])
+        return f"it contains new operators: {_some([names[n] for n in new])}"
     nearest, order, kept = min(reversed(_fused), key=lambda other: _distance(count, other[0]))
     if count != nearest:
         sides = (("more", count - nearest), ("fewer", nearest - count))
         parts = [f"{side.total()} {word} ({_some([_name(n) for n in side])})" for word, side in sides if side]
-        return f"other operators than the nearest: {', '.join(parts)}"
+        return f"compared with the most similar program: {', '.join(parts)}"
     if order != tuple(plans):
-        return "the same operators in another order"
+        return "the same operators are in another order"
     return f"{outputs} results are kept, not {kept}" if outputs != kept else "operators read other results"
 
 
 def _name(plan: int) -> str:
-    return _of_plan[plan].name if plan in _of_plan else "?"
+    found = _of_plan.find(plan)
+    return "?" if found is None else found.name
 
 
 def _distance(one: Counter[int], other: Counter[int]) -> int:
     return (one - other).total() + (other - one).total()
 
 
-def _graph(name: str) -> Graph:
+def _graph(name: str) -> CapturedGraph:
     """A graph of the list; one that was captured before the reset joins it again, without what it did then."""
-    found = graphs.get(name)
+    found = graphs.find(name)
     if found is None:
-        known = _captured.get(name) or Graph(name, "", places.here_or_backward())
-        found = graphs.put(name, replace(known, made=deque(maxlen=MOST_OF_GRAPH)))
+        known = _captured.find(name) or CapturedGraph(name, "", user_lines.here_or_backward())
+        found = graphs.keep(name, replace(known, made=deque(maxlen=MOST_OF_GRAPH)))
     return found
 
 
 def captured(name: str, reason: str, is_padded: bool = False) -> None:
     """Logs a graph that torch.compile captured; `is_padded` if sizes that vary are rounded up."""
-    _captured.put(name, Graph(name, reason, places.here_or_backward(), is_padded=is_padded))
-    graphs.pop(name, None)
+    _captured.keep(name, CapturedGraph(name, reason, user_lines.here_or_backward(), is_padded=is_padded))
+    graphs.forget(name)
     _graph(name)
 
 
@@ -196,7 +197,7 @@ def broken(reason: str, explanation: str, line: str, source: str) -> None:
 
 def layered(name: str, layers: int, distinct: int) -> None:
     """Notes that a captured graph runs as so many different programs, one of them for all of its equal layers."""
-    for graph in filter(None, (_captured.get(name), _graph(name))):
+    for graph in filter(None, (_captured.find(name), _graph(name))):
         graph.layers, graph.parts = layers, distinct
 
 
@@ -215,7 +216,7 @@ def specialised(name: str, reason: str) -> None:
     _graph(name).unpadded = reason
 
 
-def _refused(name: str, reason: str) -> Graph:
+def _refused(name: str, reason: str) -> CapturedGraph:
     graph = _graph(name)
     graph.refused = reason
     return graph

@@ -9,22 +9,22 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from torch_tpu.metrics import places
-from torch_tpu.metrics.latest import Latest
-from torch_tpu.metrics.places import Place
+from torch_tpu.metrics import user_lines
+from torch_tpu.metrics.user_lines import CallSite
+from torch_tpu.recent import Recent
 
 # What Python has shown for lines whose frames are gone, by file; for others it keeps that in their module.
-_shown: Latest[str, dict[Any, Any]] = Latest(1000)
+_shown: Recent[str, dict[Any, Any]] = Recent(1000)
 _MOST_SHOWN = 1000
 
 
-def warn(message: str, category: type[Warning] = UserWarning, place: Place = None) -> None:
+def warn(message: str, category: type[Warning] = UserWarning, place: CallSite = None) -> None:
     """Warns of what the user's program does, at the line that it is at.
 
     Args:
         place: the line, if that is not where the program is now.
     """
-    frame = places.user_frame()
+    frame = user_lines.user_frame()
     if frame is not None and place in (None, (frame.f_code, frame.f_lasti)):
         names = frame.f_globals
         warnings.warn_explicit(
@@ -37,9 +37,9 @@ def warn(message: str, category: type[Warning] = UserWarning, place: Place = Non
         )
     elif place is not None:
         file = place[0].co_filename
-        shown = _shown.put(file, _shown.get(file, {}))
+        shown = _shown.find(file) or _shown.keep(file, {})
         if len(shown) > _MOST_SHOWN:
             shown.clear()
-        warnings.warn_explicit(message, category, file, places.line_of(place), registry=shown)
+        warnings.warn_explicit(message, category, file, user_lines.line_of(place), registry=shown)
     else:
         warnings.warn(message, category, stacklevel=2)

@@ -9,9 +9,9 @@ import torch
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo.array import Array, ArrayLike
-from torch_tpu.ops.promotion import cast, compute_dtype, elementwise
-from torch_tpu.ops.random_bits import Rng
-from torch_tpu.ops.registry import Spec, decompose, lower, negative
+from torch_tpu.ops.core.promotion import cast, compute_dtype, elementwise
+from torch_tpu.ops.core.random_bits import Rng
+from torch_tpu.ops.core.registry import Spec, decompose, lower, negative
 
 # --- piecewise linear --------------------------------------------------------------------------------------------
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array, ArrayLike
-from torch_tpu.ops.promotion import cast, compute_dtype
-from torch_tpu.ops.registry import lower
+from torch_tpu.ops.core.promotion import cast, compute_dtype
+from torch_tpu.ops.core.registry import lower
 
 
 @lower("_amp_foreach_non_finite_check_and_unscale_")

@@ -6,7 +6,7 @@ import torch
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo.array import Array
-from torch_tpu.ops.registry import Check, decompose, lower
+from torch_tpu.ops.core.registry import Check, decompose, lower
 
 
 @lower("_assert_async", "_assert_async.msg")

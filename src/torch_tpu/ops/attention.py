@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import module, structured
 from torch_tpu.hlo.array import Array, ArrayLike
+from torch_tpu.ops.core.promotion import cast, compute_dtype
+from torch_tpu.ops.core.random_bits import Rng
+from torch_tpu.ops.core.registry import Spec, decompose, lower
 from torch_tpu.ops.matmul import dot, matrix_product
-from torch_tpu.ops.promotion import cast, compute_dtype
-from torch_tpu.ops.random_bits import Rng
-from torch_tpu.ops.registry import Spec, decompose, lower
 
 # Above this many scores at once, blocks of queries run one after the other: on the CPU so that they stay in its cache
 # (several times faster), elsewhere so that memory stays bounded.

@@ -11,6 +11,7 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import module, structured
 from torch_tpu.hlo.array import Array
+from torch_tpu.ops.core.registry import Spec, decompose, lower
 from torch_tpu.ops.normalization import (
     affine,
     chosen,
@@ -19,7 +20,6 @@ from torch_tpu.ops.normalization import (
     scalar,
     widen,
 )
-from torch_tpu.ops.registry import Spec, decompose, lower
 
 Optional = Array | None
 

@@ -6,8 +6,8 @@ import math
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo.array import Array
-from torch_tpu.ops import cephes
-from torch_tpu.ops.promotion import elementwise
+from torch_tpu.ops.core.promotion import elementwise
+from torch_tpu.ops.math import cephes
 from torch_tpu.ops.special import polynomial, rational
 
 

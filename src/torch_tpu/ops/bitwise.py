@@ -9,9 +9,9 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array, ArrayLike
-from torch_tpu.ops.promotion import elementwise
+from torch_tpu.ops.core.promotion import elementwise
+from torch_tpu.ops.core.registry import Spec, lower
 from torch_tpu.ops.reduction import reduced_dimensions
-from torch_tpu.ops.registry import Spec, lower
 
 
 @elementwise("bitwise_and.Tensor", "bitwise_and.Scalar", "bitwise_and.Scalar_Tensor")

@@ -15,10 +15,10 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import module, structured
-from torch_tpu.ops.random_bits import Rng
-from torch_tpu.ops.registry import lower_higher_order
-from torch_tpu.ops.subgraph import tensor
-from torch_tpu.ops.trace import Tracer
+from torch_tpu.ops.core.random_bits import Rng
+from torch_tpu.ops.core.registry import lower_higher_order
+from torch_tpu.ops.tracing.subgraph import tensor
+from torch_tpu.ops.tracing.tracer import Tracer
 
 RANDOM_STATE_BYTES = 16
 # `Rng` counts in blocks of four words, the offset in words.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
+from torch_tpu.ops.core.promotion import cast, compute_dtype
+from torch_tpu.ops.core.registry import Check, Spec, lower
 from torch_tpu.ops.indexing import elements, read, region
 from torch_tpu.ops.loss import MEAN, NONE, ArrayLike, reduced, spread
-from torch_tpu.ops.promotion import cast, compute_dtype
 from torch_tpu.ops.reduction import index_dtype
-from torch_tpu.ops.registry import Check, Spec, lower
 
 # --- negative log-likelihood -------------------------------------------------------------------------------------
 

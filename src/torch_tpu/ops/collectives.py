@@ -13,7 +13,7 @@ from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import collectives, structured
 from torch_tpu.hlo.array import Array
 from torch_tpu.hlo.collectives import Group
-from torch_tpu.ops.registry import lower
+from torch_tpu.ops.core.registry import lower
 
 _COMBINE: dict[str, Callable[..., Array]] = {
     "sum": hlo.add,
@@ -32,9 +32,7 @@ _OF_BOOL = {"sum": hlo.or_, "max": hlo.or_, "product": hlo.and_, "min": hlo.and_
 
 def group_of(name: Any) -> Group:
     """The ranks of a group of `torch.distributed`, by its name or itself."""
-    found: Any = name
-    if isinstance(name, str):
-        found = c10d._resolve_process_group(name)  # type: ignore[arg-type]
+    found: Any = c10d._resolve_process_group(name) if isinstance(name, str) else name  # type: ignore[arg-type]
     return Group(dist.get_process_group_ranks(found), dist.get_world_size())
 
 

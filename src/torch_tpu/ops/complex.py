@@ -9,8 +9,8 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import module
 from torch_tpu.hlo.array import Array
-from torch_tpu.ops.promotion import compute_dtype
-from torch_tpu.ops.registry import Spec, lower
+from torch_tpu.ops.core.promotion import compute_dtype
+from torch_tpu.ops.core.registry import Spec, lower
 
 lower("conj_physical", "_conj_physical")(hlo.conj)
 

@@ -1,7 +1,8 @@
 """`cond`, `while_loop`, `scan`, `map` and subgraphs that are called several times.
 
-Each graph inside becomes a private function (`ops.subgraph`), which the regions of a StableHLO `if` or `while` call.
-Conditions that such a function states (an index in bounds) leave it as results, and a loop as the first that failed.
+Each graph inside becomes a private function (`ops.tracing.subgraph`), which the regions of a StableHLO `if` or `while`
+call. Conditions that such a function states (an index in bounds) leave it as results, and a loop as the first that
+failed.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from torch.fx import GraphModule
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
-from torch_tpu.ops import subgraph
-from torch_tpu.ops.registry import NoLowering, lower_higher_order
-from torch_tpu.ops.subgraph import GraphTracer, Output, Subgraph, tensor
-from torch_tpu.ops.trace import Data, Tracer, Unknown
-from torch_tpu.ops.trip_count import trip_count
+from torch_tpu.ops.core.registry import NoLowering, lower_higher_order
+from torch_tpu.ops.tracing import subgraph
+from torch_tpu.ops.tracing.subgraph import GraphTracer, Output, Subgraph, tensor
+from torch_tpu.ops.tracing.tracer import Data, Tracer, Unknown
+from torch_tpu.ops.tracing.trip_count import trip_count
 
 _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
 

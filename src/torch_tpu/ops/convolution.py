@@ -11,19 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._prims_common import suggest_memory_format
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import module, structured
 from torch_tpu.hlo.array import Array
-from torch_tpu.ops import convolution_on_cpu as on_cpu
+from torch_tpu.ops.core.promotion import compute_dtype
+from torch_tpu.ops.core.registry import Spec, decompose, lower
+from torch_tpu.ops.math import convolution_on_cpu as on_cpu
 from torch_tpu.ops.matmul import dot, precision
 from torch_tpu.ops.pooling import per_dimension
-from torch_tpu.ops.promotion import compute_dtype
-from torch_tpu.ops.registry import Spec, decompose, lower
-from torch_tpu.patching.changes import Changes
-from torch_tpu.patching.needs import operator
-from torch_tpu.patching.registry import Moment, optional
 
 Ints = Sequence[int]
 
@@ -177,7 +173,7 @@ def _check_transposed(stride: Ints, dilation: Ints, output_padding: Ints, sizes:
             f"output padding must be smaller than either stride or dilation, but got output padding "
             f"{list(output_padding)}, stride {list(stride)} and dilation {list(dilation)}"
         )
-    if min(sizes, default=0) < 0:
+    if min(sizes, default=1) < 1:
         raise RuntimeError(f"Calculated output size per channel: {tuple(sizes)}. Output size is too small")
 
 
@@ -194,6 +190,8 @@ def convolution(
     groups: int,
     out: Spec,
 ) -> Array:
+    if min(dilation, default=1) < 1:
+        raise RuntimeError(f"dilation should be greater than zero, but got {list(dilation)}")
     if transposed:
         _check_transposed(stride, dilation, output_padding, out.shape[2:])
     adjoint_or_plain = spread if transposed else correlate
@@ -288,55 +286,3 @@ def _transposed_convolution(
     options = (per_dimension(v, len(kernel_size)) for v in (stride, padding, output_padding, dilation))
     stride, padding, output_padding, dilation = options
     return torch.convolution(x, weight, bias, stride, padding, dilation, True, output_padding, 1)
-
-
-# --- shapes and layouts, for which PyTorch has no meta kernel -----------------------------------------------------
-
-
-def _memory_format(x: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
-    """Channels-last if one of the operands is, as the CPU's kernels decide (oneDNN; native ones for float64)."""
-    formats = {suggest_memory_format(x), suggest_memory_format(weight)}
-    for format in (torch.channels_last, torch.channels_last_3d):
-        if format in formats:
-            return format
-    return torch.contiguous_format
-
-
-def _meta_convolution(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: Ints,
-    padding: Ints,
-    dilation: Ints,
-    transposed: bool,
-    output_padding: Ints,
-    groups: int,
-) -> torch.Tensor:
-    result = torch.ops.aten.convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
-    return torch.empty_like(result, memory_format=_memory_format(x, weight))
-
-
-def _meta_convolution_backward(
-    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *rest: Any
-) -> tuple[torch.Tensor | None, ...]:
-    transposed, groups = rest[3], rest[5]
-    bias_sizes = [weight.shape[1] * groups if transposed else weight.shape[0]]
-    return torch.ops.aten.convolution_backward(grad, x, weight, bias_sizes, *rest)
-
-
-@optional(
-    "convolution",
-    "convolutions are programs: PyTorch has no kernel that tells their results' shapes",
-    operator("aten.convolution_overrideable.default", "input", "weight", "bias", "stride", "padding", "dilation"),
-    operator("aten.convolution_backward_overrideable.default", "grad_output", "input", "weight", "stride", "padding"),
-    moment=Moment.CALL,
-)
-def tell_shapes(changes: Changes) -> None:
-    library = torch.library.Library("aten", "IMPL")
-    changes.on_undo(lambda: library._destroy())
-    library.impl("convolution_overrideable", _meta_convolution, "Meta")
-    library.impl("convolution_backward_overrideable", _meta_convolution_backward, "Meta")
-
-
-tell_shapes.apply()

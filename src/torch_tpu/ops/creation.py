@@ -9,8 +9,8 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array, ArrayLike, Number
-from torch_tpu.ops.promotion import compute_dtype
-from torch_tpu.ops.registry import Spec, lower
+from torch_tpu.ops.core.promotion import compute_dtype
+from torch_tpu.ops.core.registry import Spec, lower
 
 # --- one value ---------------------------------------------------------------------------------------------------
 
@@ -63,11 +63,7 @@ def _progression(start: ArrayLike, step: ArrayLike, out: Spec) -> Array:
     return hlo.iota(out.shape, 0, wide) * hlo.as_array(step, wide) + hlo.as_array(start, wide)
 
 
-# What the kernels in `eager.creation` run: of `arange`'s numbers only the length is part of the program.
-_library = torch.library.Library("tpu", "FRAGMENT")
-_library.define("range(SymInt length, Scalar start, Scalar step, *, ScalarType dtype) -> Tensor")
-
-
+# What the kernels in `eager.kernels.ranges` run: of `arange`'s numbers only the length is part of the program.
 @lower("tpu::range", wide=True)
 def lower_range(length: int, start: ArrayLike, step: ArrayLike, *, dtype: torch.dtype) -> Array:
     return hlo.convert(_progression(start, step, Spec((length,), dtype)), dtype)

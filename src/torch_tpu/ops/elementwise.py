@@ -7,8 +7,8 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured, types
 from torch_tpu.hlo.array import Array, ArrayLike, Number
-from torch_tpu.ops.promotion import cast, compute_dtype, elementwise
-from torch_tpu.ops.registry import Check, Spec, lower
+from torch_tpu.ops.core.promotion import cast, compute_dtype, elementwise
+from torch_tpu.ops.core.registry import Check, Spec, lower
 
 # --- arithmetic --------------------------------------------------------------------------------------------------
 
@@ -325,7 +325,7 @@ def logical_not(x: Array) -> Array:
 
 @lower("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
 def where(condition: Array, x: ArrayLike, y: ArrayLike, out: Spec) -> Array:
-    return hlo.select(_truth(condition), hlo.as_array(x, out.dtype), hlo.as_array(y, out.dtype))
+    return hlo.select(condition, hlo.as_array(x, out.dtype), hlo.as_array(y, out.dtype))
 
 
 # --- shared ------------------------------------------------------------------------------------------------------

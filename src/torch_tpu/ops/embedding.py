@@ -9,10 +9,10 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array, ArrayLike
+from torch_tpu.ops.core.promotion import compute_dtype
+from torch_tpu.ops.core.registry import Check, Spec, lower
 from torch_tpu.ops.indexing import OUT_OF_RANGE, added, check_bounds, check_rows, combined, read, region, replaced
 from torch_tpu.ops.norm import p_norm
-from torch_tpu.ops.promotion import compute_dtype
-from torch_tpu.ops.registry import Check, Spec, lower
 
 SUM, MEAN, MAX = 0, 1, 2
 

@@ -13,8 +13,8 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array, ArrayLike
-from torch_tpu.ops.promotion import compute_dtype
-from torch_tpu.ops.registry import Check, decompose, lower
+from torch_tpu.ops.core.promotion import compute_dtype
+from torch_tpu.ops.core.registry import Check, decompose, lower
 
 # PyTorch takes no smaller scale than this.
 _SMALLEST_SCALE = 6.1e-5

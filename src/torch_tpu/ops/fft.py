@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import module, structured, types
 from torch_tpu.hlo.array import Array
-from torch_tpu.ops.registry import Spec, lower
+from torch_tpu.ops.core.registry import Spec, lower
 
 Ints = Sequence[int]
 # XLA transforms at most so many dimensions at once.

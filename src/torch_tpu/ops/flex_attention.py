@@ -16,12 +16,12 @@ from torch.fx import GraphModule
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
-from torch_tpu.ops import flex_tiles
+from torch_tpu.ops.core.registry import decompose, lower_higher_order
 from torch_tpu.ops.flex_scores import Attention
-from torch_tpu.ops.flex_tiles import Tiling
-from torch_tpu.ops.registry import decompose, lower_higher_order
-from torch_tpu.ops.subgraph import tensor
-from torch_tpu.ops.trace import Tracer
+from torch_tpu.ops.math import flex_tiles
+from torch_tpu.ops.math.flex_tiles import Tiling
+from torch_tpu.ops.tracing.subgraph import tensor
+from torch_tpu.ops.tracing.tracer import Tracer
 
 _LN2 = math.log(2)
 

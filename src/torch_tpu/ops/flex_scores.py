@@ -16,12 +16,12 @@ from torch.utils._pytree import tree_leaves
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo.array import Array
-from torch_tpu.ops import flex_tiles
-from torch_tpu.ops.flex_tiles import Chosen, Lists, Tiling, spread
+from torch_tpu.ops.core.registry import NoLowering
+from torch_tpu.ops.math import flex_tiles
+from torch_tpu.ops.math.flex_tiles import Chosen, Lists, Tiling, spread
 from torch_tpu.ops.matmul import matrix_product
-from torch_tpu.ops.registry import NoLowering
-from torch_tpu.ops.subgraph import GraphTracer, constants, tensor
-from torch_tpu.ops.trace import Tracer
+from torch_tpu.ops.tracing.subgraph import GraphTracer, constants, tensor
+from torch_tpu.ops.tracing.tracer import Tracer
 
 # The block size of what PyTorch passes for "no BlockMask".
 _NO_BLOCKS = 1 << 30

@@ -14,7 +14,7 @@ import torch
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo.array import Array
-from torch_tpu.ops.registry import lower
+from torch_tpu.ops.core.registry import lower
 from torch_tpu.ops.special import digamma
 
 # Coefficients of vʲ in the numerator and the denominator, for each power of u.

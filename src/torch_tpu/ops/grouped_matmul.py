@@ -7,24 +7,15 @@ from __future__ import annotations
 
 import torch
 
+import torch_tpu.ops.private_operators  # noqa: F401  (defines `tpu::grouped_mm`)
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
+from torch_tpu.ops.core.promotion import compute_dtype
+from torch_tpu.ops.core.registry import decompose, lower
 from torch_tpu.ops.matmul import dot, matrix_product
-from torch_tpu.ops.promotion import compute_dtype
-from torch_tpu.ops.registry import decompose, lower
 
 TILE = 128  # Rows multiplied at once; a group's last tile may be partly empty.
-
-_library = torch.library.Library("tpu", "FRAGMENT")
-_library.define("grouped_mm(Tensor a, Tensor b, Tensor? offs, ScalarType out_dtype) -> Tensor")
-
-
-@torch.library.impl(_library, "grouped_mm", "Meta")
-def _shape(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None, out_dtype: torch.dtype) -> torch.Tensor:
-    groups = [offs.shape[0]] if offs is not None and a.dim() == b.dim() == 2 else []
-    batch = a.shape[:1] if a.dim() == b.dim() == 3 else groups
-    return a.new_empty((*batch, a.shape[-2], b.shape[-1]), dtype=out_dtype)
 
 
 @decompose("_grouped_mm")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from torch_tpu.ops.registry import decompose
+from torch_tpu.ops.core.registry import decompose
 
 Tensor = torch.Tensor
 

@@ -9,10 +9,10 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import module
 from torch_tpu.hlo.array import Array
+from torch_tpu.ops.core.promotion import compute_dtype
+from torch_tpu.ops.core.registry import Spec, decompose, lower
 from torch_tpu.ops.indexing import added, read, region
-from torch_tpu.ops.promotion import compute_dtype
 from torch_tpu.ops.reduction import index_dtype
-from torch_tpu.ops.registry import Spec, decompose, lower
 
 
 @lower("cat")

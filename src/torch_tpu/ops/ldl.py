@@ -13,11 +13,11 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
-from torch_tpu.ops.lapack import SINGULAR, require_success
+from torch_tpu.ops.core.registry import Check, lower
 from torch_tpu.ops.linalg import permute_rows
-from torch_tpu.ops.matrices import adjoint, broadcast_batch, triangle
+from torch_tpu.ops.math.lapack import SINGULAR, require_success
+from torch_tpu.ops.math.matrices import adjoint, broadcast_batch, triangle
 from torch_tpu.ops.reduction import first_extreme
-from torch_tpu.ops.registry import Check, lower
 
 # Bounds the growth of elements, whichever size the blocks have (Bunch & Kaufman, 1977).
 _ALPHA = (1 + math.sqrt(17)) / 8

@@ -7,10 +7,10 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
-from torch_tpu.ops import lapack
-from torch_tpu.ops.lapack import NOT_POSITIVE, SINGULAR, require_success
-from torch_tpu.ops.matrices import adjoint, broadcast_batch, eye, triangle
-from torch_tpu.ops.registry import Check, Spec, decompose, lower
+from torch_tpu.ops.core.registry import Check, Spec, decompose, lower
+from torch_tpu.ops.math import lapack
+from torch_tpu.ops.math.lapack import NOT_POSITIVE, SINGULAR, require_success
+from torch_tpu.ops.math.matrices import adjoint, broadcast_batch, eye, triangle
 
 Tensor = torch.Tensor
 

@@ -7,8 +7,8 @@ from typing import Any
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array, ArrayLike
-from torch_tpu.ops.promotion import cast, compute_dtype, elementwise
-from torch_tpu.ops.registry import Check, lower, negative
+from torch_tpu.ops.core.promotion import cast, compute_dtype, elementwise
+from torch_tpu.ops.core.registry import Check, lower, negative
 
 NONE, MEAN, SUM = 0, 1, 2
 

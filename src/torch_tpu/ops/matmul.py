@@ -10,8 +10,8 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import module, structured
 from torch_tpu.hlo.array import Array, ArrayLike
-from torch_tpu.ops.promotion import compute_dtype
-from torch_tpu.ops.registry import Spec, decompose, lower
+from torch_tpu.ops.core.promotion import compute_dtype
+from torch_tpu.ops.core.registry import Spec, decompose, lower
 
 # Of so many rows a transposed matrix is written out before it multiplies another (the gradient of a weight): XLA:CPU
 # would read it down its columns. (1024, 1024) @ (1024, 256) 4.7 → 2.9 ms, (256, 1024) @ (1024, 256) 0.84 → 0.70.

@@ -16,11 +16,11 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
-from torch_tpu.ops import axis
-from torch_tpu.ops.axis import Table
+from torch_tpu.ops.core.promotion import compute_dtype
+from torch_tpu.ops.core.registry import Check, Spec, lower
+from torch_tpu.ops.math import axis
+from torch_tpu.ops.math.axis import Table
 from torch_tpu.ops.pooling import adaptive_window, per_dimension
-from torch_tpu.ops.promotion import compute_dtype
-from torch_tpu.ops.registry import Check, Spec, lower
 
 Ints = Sequence[int]
 Pair = tuple[Array, Array]

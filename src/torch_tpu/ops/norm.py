@@ -12,10 +12,10 @@ from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
 from torch_tpu.ops.complex import modulus
+from torch_tpu.ops.core.promotion import compute_dtype
+from torch_tpu.ops.core.registry import Spec, lower
 from torch_tpu.ops.indexing import read, region, replaced
-from torch_tpu.ops.promotion import compute_dtype
 from torch_tpu.ops.reduction import Dimensions, reduced_dimensions
-from torch_tpu.ops.registry import Spec, lower
 
 
 def p_norm(magnitude: Array, p: float, dimensions: Sequence[int]) -> Array:

@@ -14,8 +14,8 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
-from torch_tpu.ops.promotion import cast, compute_dtype
-from torch_tpu.ops.registry import lower
+from torch_tpu.ops.core.promotion import cast, compute_dtype
+from torch_tpu.ops.core.registry import lower
 
 Others = TypeVarTuple("Others")
 

@@ -8,8 +8,8 @@ import torch
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo.array import Array, ArrayLike
-from torch_tpu.ops.promotion import cast, compute_dtype
-from torch_tpu.ops.registry import lower
+from torch_tpu.ops.core.promotion import cast, compute_dtype
+from torch_tpu.ops.core.registry import lower
 
 Arrays = Sequence[Array]
 Optional = list[Array | None]

@@ -9,9 +9,9 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
+from torch_tpu.ops.core.registry import Spec, lower
 from torch_tpu.ops.indexing import at_least_1d
 from torch_tpu.ops.reduction import index_dtype, keep_dimensions, require_extreme
-from torch_tpu.ops.registry import Spec, lower
 from torch_tpu.ops.scan import number_itself
 from torch_tpu.ops.sorting import NARROW, ordering_key, take_along, top_positions
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import module, structured
 from torch_tpu.hlo.array import Array, ArrayLike
+from torch_tpu.ops.core.promotion import compute_dtype
+from torch_tpu.ops.core.registry import lower
 from torch_tpu.ops.indexing import read, region
-from torch_tpu.ops.promotion import compute_dtype
 from torch_tpu.ops.reduction import index_dtype
-from torch_tpu.ops.registry import lower
 
 # The `count` elements put before (or, `at_end`, after) those of a dimension.
 Edge = Callable[[Array, int, int, bool], Array]

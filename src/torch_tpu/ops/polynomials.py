@@ -8,8 +8,8 @@ from collections.abc import Callable
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array, ArrayLike
+from torch_tpu.ops.core.promotion import elementwise
 from torch_tpu.ops.elementwise import truncate
-from torch_tpu.ops.promotion import elementwise
 
 Step = Callable[[Array, Array, Array, Array], Array]
 First = Callable[[Array], Array]

@@ -9,10 +9,10 @@ import numpy as np
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo.array import Array
-from torch_tpu.ops import axis
-from torch_tpu.ops.axis import Band, Table
-from torch_tpu.ops.promotion import compute_dtype
-from torch_tpu.ops.registry import Spec, lower
+from torch_tpu.ops.core.promotion import compute_dtype
+from torch_tpu.ops.core.registry import Spec, lower
+from torch_tpu.ops.math import axis
+from torch_tpu.ops.math.axis import Band, Table
 
 Ints = Sequence[int]
 

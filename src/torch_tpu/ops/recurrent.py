@@ -1,26 +1,26 @@
 """Recurrent cells, and whole layers of them over a sequence as one loop: private operators `tpu::rnn_layer(_backward)`.
 
 A layer's products with the input don't depend on the recurrence: they are one product for all steps, before the loop
-(forward) or after it (backward). `eager.recurrent` puts layers together to nn.LSTM, nn.GRU and nn.RNN.
+(forward) or after it (backward). `eager.kernels.recurrent_layers` puts layers together to nn.LSTM, nn.GRU and nn.RNN.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
+from torch_tpu.ops.core.registry import decompose, lower
 from torch_tpu.ops.matmul import dot
 from torch_tpu.ops.normalization import widen
-from torch_tpu.ops.registry import decompose, lower
+from torch_tpu.ops.private_operators import SAVED_GATES
 
 States = list[Array]
 Tensor = torch.Tensor
-_library = torch.library.Library("tpu", "FRAGMENT")
 
 
 def _split(gates: Array, count: int) -> list[Array]:
@@ -104,10 +104,10 @@ class Cell(NamedTuple):
 
 
 CELLS = {
-    "lstm": Cell(lstm_step, lstm_gradient, 4, 4),
-    "gru": Cell(gru_step, gru_gradient, 3, 4),
-    "rnn_tanh": Cell(tanh_step, tanh_gradient, 1, 0),
-    "rnn_relu": Cell(relu_step, relu_gradient, 1, 0),
+    "lstm": Cell(lstm_step, lstm_gradient, 4, SAVED_GATES["lstm"]),
+    "gru": Cell(gru_step, gru_gradient, 3, SAVED_GATES["gru"]),
+    "rnn_tanh": Cell(tanh_step, tanh_gradient, 1, SAVED_GATES["rnn_tanh"]),
+    "rnn_relu": Cell(relu_step, relu_gradient, 1, SAVED_GATES["rnn_relu"]),
 }
 
 # --- single cells (nn.LSTMCell, nn.GRUCell) ----------------------------------------------------------------------
@@ -118,7 +118,6 @@ def _plus(x: Array, bias: Array | None) -> Array:
 
 
 # Without biases PyTorch's meta kernel of `_thnn_fused_lstm_cell` fails, so the lowering is that of a private operator.
-_library.define("lstm_cell(Tensor gates, Tensor c) -> (Tensor, Tensor, Tensor)")
 
 
 @decompose("_thnn_fused_lstm_cell")
@@ -168,38 +167,6 @@ def fused_gru_cell_backward(grad: Array, workspace: Array, has_bias: bool) -> li
 
 
 # --- layers ------------------------------------------------------------------------------------------------------
-
-# `lengths`, where given, is how many steps of each sequence count; in the others its states stay.
-# Results: the state h after each step, what the steps saved, c after each step (LSTM), the last h, the last c.
-_library.define(
-    "rnn_layer(Tensor x, Tensor h, Tensor? c, Tensor w_ih, Tensor w_hh, Tensor? b_ih, Tensor? b_hh, Tensor? lengths,"
-    " str mode, bool reverse) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
-_library.define(
-    "rnn_layer_backward(Tensor? grad_output, Tensor? grad_h, Tensor? grad_c, Tensor x, Tensor h, Tensor? c,"
-    " Tensor w_ih, Tensor w_hh, Tensor? b_ih, Tensor? b_hh, Tensor? lengths, Tensor output, Tensor saved,"
-    " Tensor cells, str mode, bool reverse) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
-
-
-@torch.library.impl(_library, "rnn_layer", "Meta")
-def _layer_shapes(x: Tensor, h: Tensor, c: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
-    *_, mode, _reverse = rest
-    width = CELLS[mode].saved * h.shape[-1]
-    return (
-        x.new_empty((x.shape[0], *h.shape)),
-        x.new_empty((x.shape[0], h.shape[0], width) if width else (0,)),
-        x.new_empty((0,) if c is None else (x.shape[0], *c.shape)),
-        x.new_empty(h.shape),
-        x.new_empty((0,) if c is None else c.shape),
-    )
-
-
-@torch.library.impl(_library, "rnn_layer_backward", "Meta")
-def _layer_gradient_shapes(*args: Any) -> tuple[Tensor, ...]:
-    """Of the gradients of x, h, c, w_ih, w_hh, b_ih, b_hh, which come after the three incoming ones."""
-    x = args[3]
-    return tuple(x.new_empty((0,) if t is None else t.shape) for t in args[3:10])
 
 
 def _at(x: Array, step: Array) -> Array:

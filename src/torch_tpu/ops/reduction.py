@@ -10,8 +10,8 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import module, structured
 from torch_tpu.hlo.array import Array, ArrayLike
-from torch_tpu.ops.promotion import compute_dtype
-from torch_tpu.ops.registry import Spec, decompose, lower
+from torch_tpu.ops.core.promotion import compute_dtype
+from torch_tpu.ops.core.registry import Spec, decompose, lower
 
 Dimensions = Sequence[int] | int | None
 

@@ -15,10 +15,10 @@ import torch
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo.array import Array
-from torch_tpu.ops import axis
-from torch_tpu.ops.axis import Band, Table
-from torch_tpu.ops.promotion import compute_dtype
-from torch_tpu.ops.registry import lower
+from torch_tpu.ops.core.promotion import compute_dtype
+from torch_tpu.ops.core.registry import lower
+from torch_tpu.ops.math import axis
+from torch_tpu.ops.math.axis import Band, Table
 
 Ints = Sequence[int]
 # The matrix that maps a size to another: (size, results, align_corners, scale, float type).

@@ -9,9 +9,9 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured, types
 from torch_tpu.hlo.array import Array, ArrayLike
+from torch_tpu.ops.core.promotion import compute_dtype, elementwise
+from torch_tpu.ops.core.registry import Spec, lower
 from torch_tpu.ops.elementwise import sign_bit, truncate
-from torch_tpu.ops.promotion import compute_dtype, elementwise
-from torch_tpu.ops.registry import Spec, lower
 
 # --- rounding ----------------------------------------------------------------------------------------------------
 
@@ -161,6 +161,25 @@ def frexp(x: Array) -> tuple[Array, Array]:
     mantissa = hlo.bitcast((bits & ~field) | ((bias - 1) << mantissa_bits), x.dtype)
     is_special = x.eq(0) | ~hlo.is_finite(x)
     return hlo.select(is_special, x, mantissa), hlo.select(is_special, 0, exponent)
+
+
+@lower("ldexp.Tensor")
+def ldexp(x: Array, exponent: Array, *, out: Spec) -> Array:
+    """x · 2^exponent. For floats and whole exponents it is exact, though 2^exponent alone may be out of range."""
+    wide = compute_dtype(out.dtype)
+    if not (types.is_float(x.dtype) and types.is_integer(exponent.dtype)):
+        factor = exponent.dtype if types.is_float(exponent.dtype) else torch.get_default_dtype()
+        power = hlo.power(hlo.constant(2, compute_dtype(factor)), hlo.convert(exponent, compute_dtype(factor)))
+        return hlo.convert(hlo.convert(x, out.dtype), wide) * hlo.convert(hlo.convert(power, factor), wide)
+    mantissa_bits, bias, integer = _FORMATS[wide]
+    x, left = hlo.convert(x, wide), hlo.convert(exponent, torch.int64)
+    left = hlo.convert(hlo.clamp(-(2**30), left, 2**30), integer)
+    # From the smallest number to the largest it takes two powers and a bit.
+    for _ in range(3):
+        part = hlo.clamp(1 - bias, left, bias)
+        x = x * hlo.bitcast(hlo.shift_left(part + bias, mantissa_bits), wide)
+        left = left - part
+    return x
 
 
 @elementwise("gcd")

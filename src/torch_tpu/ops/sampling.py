@@ -11,11 +11,11 @@ from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
 from torch_tpu.hlo.types import type_name
+from torch_tpu.ops.core.promotion import compute_dtype
+from torch_tpu.ops.core.random_bits import Rng, high_product
+from torch_tpu.ops.core.registry import Check, Spec, lower
 from torch_tpu.ops.indexing import elements, read
-from torch_tpu.ops.promotion import compute_dtype
-from torch_tpu.ops.random_bits import Rng, high_product
 from torch_tpu.ops.reduction import first_extreme
-from torch_tpu.ops.registry import Check, Spec, lower
 from torch_tpu.ops.scan import cumulative_sum
 
 # --- categories --------------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import module, structured
 from torch_tpu.hlo.array import Array, Number
 from torch_tpu.hlo.structured import Combine
-from torch_tpu.ops.promotion import compute_dtype
+from torch_tpu.ops.core.promotion import compute_dtype
+from torch_tpu.ops.core.registry import Spec, lower
 from torch_tpu.ops.reduction import index_dtype
-from torch_tpu.ops.registry import Spec, lower
 
 # So many sequences are scanned side by side; one alone is cut into so many from this length on.
 _LANES, _BLOCKS, _BLOCKED_FROM = (8, 4, 2), 4, 2**14

@@ -10,10 +10,12 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo.array import Array, ArrayLike, Number
 from torch_tpu.hlo.types import type_name
+from torch_tpu.ops.core.promotion import compute_dtype
+from torch_tpu.ops.core.registry import Check, Spec, lower
 from torch_tpu.ops.indexing import (
     OUT_OF_BOUNDS,
     OUT_OF_RANGE,
-    Region,
+    IndexedElements,
     added,
     at_least_1d,
     check_bounds,
@@ -24,14 +26,12 @@ from torch_tpu.ops.indexing import (
     replaced,
     wrapped,
 )
-from torch_tpu.ops.promotion import compute_dtype
-from torch_tpu.ops.registry import Check, Spec, lower
 from torch_tpu.ops.subscript import rank, true_elements
 
 # --- scatter: one element for each index -------------------------------------------------------------------------
 
 
-def _target(x: Array, dim: int, index: Array, check: Check) -> tuple[Array, Region]:
+def _target(x: Array, dim: int, index: Array, check: Check) -> tuple[Array, IndexedElements]:
     """`x` with at least one dimension, and the region `index` addresses in it."""
     x, index = at_least_1d(x), at_least_1d(index)
     dim %= x.ndim
@@ -39,7 +39,7 @@ def _target(x: Array, dim: int, index: Array, check: Check) -> tuple[Array, Regi
     return x, elements(x.shape, dim, index)
 
 
-def _source(source: Array, where: Region) -> Array:
+def _source(source: Array, where: IndexedElements) -> Array:
     """The part of a source, which may be larger than the index, that is scattered."""
     return hlo.slice_(at_least_1d(source), [0] * len(where.shape), where.shape)
 
@@ -90,7 +90,7 @@ _REDUCTIONS: dict[str, tuple[Callable[[Array, Array], Array], Callable[[torch.dt
 }
 
 
-def _reduced(x: Array, where: Region, source: Array, reduce: str, include_self: bool) -> Array:
+def _reduced(x: Array, where: IndexedElements, source: Array, reduce: str, include_self: bool) -> Array:
     """`x` with the source reduced into a region; without the old elements of that region unless `include_self`."""
     combine, neutral = _REDUCTIONS[reduce]
     if x.dtype is torch.bool:
@@ -127,7 +127,7 @@ def _slices(
     error: type[Exception] = IndexError,
     *,
     from_end: bool = False,
-) -> tuple[Array, Region]:
+) -> tuple[Array, IndexedElements]:
     """`x` with at least one dimension, and the slices `index` addresses in it."""
     x, index = at_least_1d(x), at_least_1d(index)
     dim %= x.ndim
@@ -136,6 +136,14 @@ def _slices(
     if x.size or message is OUT_OF_RANGE:
         check_bounds(check, index, size, message.format(dim=dim, size=size), error, low=-size if from_end else 0)
     return x, region(x.shape, {dim: wrapped(index, size) if from_end else index}, dim)
+
+
+def _sources(source: Array, where: IndexedElements) -> Array:
+    """A slice for each index."""
+    source = at_least_1d(source)
+    if source.size == math.prod(where.shape) and source.shape != where.shape and max(source.ndim, len(where.shape)) > 1:
+        raise RuntimeError(f"source has the shape {list(source.shape)}, the slices to write have {list(where.shape)}")
+    return hlo.reshape(source, where.shape)
 
 
 @lower("index_add")
@@ -154,7 +162,7 @@ def index_add(x: Array, dim: int, index: Array, source: Array, *, alpha: ArrayLi
         factor = hlo.as_array(alpha, wide)
         source = hlo.convert(source, wide)
         source = source & factor if wide is torch.bool else source * factor
-    return hlo.reshape(added(target, where, hlo.reshape(source, where.shape)), x.shape)
+    return hlo.reshape(added(target, where, _sources(source, where)), x.shape)
 
 
 @lower("index_copy")
@@ -164,7 +172,7 @@ def index_copy(x: Array, dim: int, index: Array, source: Array, *, check: Check)
             f"index_copy_(): self and source expected to have the same dtype, but got {x.dtype} and {source.dtype}"
         )
     target, where = _slices(x, dim, index, check, "index_copy_(): " + OUT_OF_BOUNDS)
-    return hlo.reshape(replaced(target, where, hlo.reshape(source, where.shape)), x.shape)
+    return hlo.reshape(replaced(target, where, _sources(source, where)), x.shape)
 
 
 @lower("index_fill.int_Scalar", "index_fill.int_Tensor")
@@ -180,7 +188,7 @@ def index_reduce(
     x: Array, dim: int, index: Array, source: Array, reduce: str, *, include_self: bool = True, check: Check
 ) -> Array:
     target, where = _slices(x, dim, index, check, OUT_OF_RANGE)
-    return hlo.reshape(_reduced(target, where, hlo.reshape(source, where.shape), reduce, include_self), x.shape)
+    return hlo.reshape(_reduced(target, where, _sources(source, where), reduce, include_self), x.shape)
 
 
 # --- masks -------------------------------------------------------------------------------------------------------

@@ -10,10 +10,10 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array, ArrayLike
+from torch_tpu.ops.core.promotion import compute_dtype
+from torch_tpu.ops.core.registry import Check, Spec, lower
 from torch_tpu.ops.indexing import added, elements, read, region
-from torch_tpu.ops.promotion import compute_dtype
 from torch_tpu.ops.reduction import index_dtype, least_and_greatest
-from torch_tpu.ops.registry import Check, Spec, lower
 from torch_tpu.ops.sorting import sort
 
 # --- binary search -----------------------------------------------------------------------------------------------

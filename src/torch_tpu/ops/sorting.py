@@ -7,10 +7,10 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import module, structured
 from torch_tpu.hlo.array import Array
-from torch_tpu.ops import radix
+from torch_tpu.ops.core.registry import Spec, lower
 from torch_tpu.ops.indexing import at_least_1d, elements, read
+from torch_tpu.ops.math import radix
 from torch_tpu.ops.reduction import first_extreme, index_dtype, keep_dimensions, least_and_greatest
-from torch_tpu.ops.registry import Spec, lower
 from torch_tpu.ops.scan import number_itself, scan
 
 # Packed into float32 without loss.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torch_tpu.ops.registry import decompose
+from torch_tpu.ops.core.registry import decompose
 
 
 @decompose("_convert_indices_from_coo_to_csr")

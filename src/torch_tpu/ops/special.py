@@ -10,8 +10,8 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array, ArrayLike
-from torch_tpu.ops import cephes
-from torch_tpu.ops.promotion import elementwise
+from torch_tpu.ops.core.promotion import elementwise
+from torch_tpu.ops.math import cephes
 
 
 def polynomial(x: Array, coefficients: tuple[float, ...]) -> Array:

@@ -9,12 +9,12 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
-from torch_tpu.ops import lapack
-from torch_tpu.ops.lapack import require_success
+from torch_tpu.ops.core.promotion import compute_dtype
+from torch_tpu.ops.core.registry import Check, Spec, decompose, lower
+from torch_tpu.ops.math import lapack
+from torch_tpu.ops.math.lapack import require_success
+from torch_tpu.ops.math.matrices import eye, triangle
 from torch_tpu.ops.matmul import matrix_product
-from torch_tpu.ops.matrices import eye, triangle
-from torch_tpu.ops.promotion import compute_dtype
-from torch_tpu.ops.registry import Check, Spec, decompose, lower
 
 # --- QR ----------------------------------------------------------------------------------------------------------
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo.array import Array
-from torch_tpu.ops import sine
-from torch_tpu.ops.promotion import elementwise
+from torch_tpu.ops.core.promotion import elementwise
+from torch_tpu.ops.math import sine
 
 Formula = Callable[[Array], Array]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torch_tpu.ops.registry import decompose
+from torch_tpu.ops.core.registry import decompose
 
 aten = torch.ops.aten
 

@@ -12,8 +12,8 @@ import torch
 from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array
-from torch_tpu.ops.promotion import compute_dtype
-from torch_tpu.ops.registry import decompose, lower
+from torch_tpu.ops.core.promotion import compute_dtype
+from torch_tpu.ops.core.registry import decompose, lower
 
 Ints = Sequence[int]
 LINEAR, NEAREST, CUBIC = range(3)

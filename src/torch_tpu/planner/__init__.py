@@ -1,4 +1,4 @@
-"""Plans: what a program would need and take on TPUs that are not there, by the TPU compiler's own answers."""
+"""Plans: how much memory and time a program takes on a TPU, from the TPU compiler's own answers. No TPU is needed."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ def plan(
     samples: int = 0,
     progress: Progress = _silent,
 ) -> Plan:
-    """Plans repeated calls of a function, each of which is a step. Nothing runs; what it reads are stand-ins.
+    """Plans repeated calls of a function, each of which is a step. Nothing runs; values that it reads are placeholders.
 
     Args:
-        fn: a step of training or inference on the device "tpu". Modules and optimizers among `args` are known as such.
+        fn: a step of training or inference on the device "tpu". Modules and optimizers may be among `args`.
         target: the TPUs, such as "v5e:2x2"; `torch-tpu topologies` lists them. One of their devices is planned.
         steps: how often it is called; the last time counts.
-        tokens, samples: of a step, where the batch does not tell.
+        tokens, samples: their number in a step, if it can't be read from the batch.
         progress: called with how many programs have been compiled and how many there are.
 
     Raises:
-        ValueError: where the target is no topology.
-        NothingToPlanError: where `fn` uses other devices alone.
-        RuntimeError: where the device has been started on another platform. Tensors that `fn` and `args` hold must be
+        ValueError: if the target is not a topology.
+        NothingToPlanError: if `fn` does not use the device "tpu".
+        RuntimeError: if the device has been started on another platform. Tensors that `fn` and `args` hold must be
             made after TORCH_TPU_PLATFORM was set to the target, or inside of `fn`.
     """
     from torch_tpu.planner import script
@@ -82,10 +82,10 @@ def plan_script(
 
 
 def _use(target: str) -> None:
-    from torch_tpu.runtime.client import client, is_initialised
+    from torch_tpu.runtime.process_client import client, is_initialised
 
     if not topology_asked_for({"TORCH_TPU_PLATFORM": target}):
-        raise ValueError(f"{target!r} is no TPU topology; `torch-tpu topologies` lists them")
+        raise ValueError(f"{target!r} is not a TPU topology. `torch-tpu topologies` lists them.")
     if not is_initialised():
         os.environ["TORCH_TPU_PLATFORM"] = target
         from torch_tpu.eager import mode
@@ -95,8 +95,8 @@ def _use(target: str) -> None:
     started = getattr(client(), "topology", None)
     if started != target:
         raise RuntimeError(
-            f"the device has been started {f'for {started}' if started else 'on ' + client().platform_name}, so it "
-            f"can't plan for {target}: set TORCH_TPU_PLATFORM={target} before the first tensor is made."
+            f"The device has been started {f'for {started}' if started else 'on ' + client().platform_name}, so "
+            f"it can't plan for {target}. Set TORCH_TPU_PLATFORM={target} before the first tensor is made."
         )
 
 
@@ -104,7 +104,7 @@ def _planned(
     record: Any, window: Any, target: str, tokens: int, samples: int, progress: Progress, save: Path | None = None
 ) -> Plan:
     from torch_tpu.planner import advice, artefacts, compiling, machine, measure
-    from torch_tpu.runtime.client import client
+    from torch_tpu.runtime.process_client import client
 
     device = machine.machine(target)
     programs = [run.program for run in record.runs[window.begin : window.end]]

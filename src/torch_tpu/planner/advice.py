@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torch_tpu.planner.figures import Plan
 from torch_tpu.planner.machine import machine
-from torch_tpu.planner.record import OTHER, PARAMETER, STATE
+from torch_tpu.planner.recorder import OTHER, PARAMETER, STATE
 from torch_tpu.runtime.generations import BY_TOPOLOGY
 
 LANES = 128
@@ -23,12 +23,12 @@ def advice(plan: Plan) -> Iterator[str]:
     for wait in (w for w in plan.waits if w.fallback):
         yield (
             f"An operator at {wait.line} runs on the CPU: {wait.count:g} round trips a step, {_mib(wait.bytes)} to the "
-            "host. `torch_tpu.metrics.report()` names it; another operator keeps the work on the device."
+            "host. `torch_tpu.metrics.report()` names it. Use another operator to keep the work on the device."
         )
     for wait in (w for w in plan.waits if not w.fallback):
         yield (
-            f"The host waits for the device {wait.count:g}× a step at {wait.line}. Reading less often, or one step "
-            "later, lets the device work on."
+            f"The host waits for the device {wait.count:g}× a step at {wait.line}. Read less often, or one step later, "
+            "so that the device need not wait."
         )
     if plan.recompiled:
         yield (
@@ -40,8 +40,8 @@ def advice(plan: Plan) -> Iterator[str]:
     if wasted > PADDING_SHARE * max(plan.memory.peak, 1):
         worst = max(padding, key=lambda name: padding[name])
         yield (
-            f"{_mib(wasted)} of the peak is padding, {_mib(padding[worst])} of it in {worst}: last dimensions are laid "
-            f"out in multiples of {LANES}, those before them in multiples of 8 (16 in bfloat16)."
+            f"{_mib(wasted)} of the peak is padding, {_mib(padding[worst])} of it in {worst}. The compiler pads last "
+            f"dimensions to multiples of {LANES}, those before them to multiples of 8 (16 in bfloat16)."
         )
     for line, seconds in sorted(plan.float32.items(), key=lambda item: -item[1])[:3]:
         if seconds > TIME_SHARE * plan.seconds:

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from torch_tpu.planner import search, terminal
+from torch_tpu.planner import largest_that_fits, terminal
 from torch_tpu.planner.figures import Plan
 from torch_tpu.runtime import platform
 
@@ -24,23 +24,23 @@ NARROWEST = 80
 def plan(
     script: Annotated[Path, typer.Argument(help="The script, as you would run it on a TPU.", exists=True)],
     arguments: Annotated[
-        list[str] | None, typer.Argument(help="Its arguments; after `--`, if the plan knows them.")
+        list[str] | None, typer.Argument(help="Its arguments. Put `--` before those that `plan` has too.")
     ] = None,
-    target: Annotated[str, typer.Option(help="The TPUs: a name that `torch-tpu topologies` lists.")] = "",
+    target: Annotated[str, typer.Option(help="The TPU slice: a name that `torch-tpu topologies` lists.")] = "",
     steps: Annotated[int, typer.Option(help="How many training steps to run; the last one counts.", min=2)] = 3,
-    tokens: Annotated[int, typer.Option(help="Tokens of a step, where the batch does not tell.")] = 0,
-    samples: Annotated[int, typer.Option(help="Samples of a step, where the batch does not tell.")] = 0,
-    json: Annotated[Path | None, typer.Option(help="A file for all figures.")] = None,
-    html: Annotated[Path | None, typer.Option(help="A file for a page with pictures.")] = None,
-    save: Annotated[Path | None, typer.Option(help="A folder for the compiled programs.")] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens in a step, if they can't be read from the batch.")] = 0,
+    samples: Annotated[int, typer.Option(help="Samples in a step, if they can't be read from the batch.")] = 0,
+    json: Annotated[Path | None, typer.Option(help="Write all figures to this file, as JSON.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with pictures to this file.")] = None,
+    save: Annotated[Path | None, typer.Option(help="Keep the compiled programs in this folder.")] = None,
     find_max: Annotated[
-        str, typer.Option(help="batch=1:512 puts numbers for {batch} in ARGUMENTS and finds the largest that fits.")
+        str, typer.Option(help="`batch=1:512` puts numbers for {batch} in ARGUMENTS and finds the largest that fits.")
     ] = "",
 ) -> None:
-    """Tells what a script would need and take on TPUs that are not there.
+    """Predicts the memory and time that a script takes on a TPU. No TPU is needed.
 
-    Runs the unchanged script for a few steps on shapes without contents, compiles its programs with the TPU compiler,
-    and reports memory, time and what to improve. Exits with 0 where it fits one device and with 2 where it does not.
+    Runs the unchanged script for a few steps with tensors that have shapes but no values, compiles its programs with
+    the TPU compiler, and reports memory, time and what to improve. Exits with 0 if it fits one device, else with 2.
     """
     _check(target)
     # Narrower tables have no room for numbers; a narrow terminal breaks their lines instead.
@@ -54,9 +54,9 @@ def plan(
     if json is not None:
         _write(json, made.to_json())
     if html is not None:
-        from torch_tpu.planner import page
+        from torch_tpu.planner import html_page
 
-        _write(html, page.page(made, " ".join([str(script), *given])))
+        _write(html, html_page.page(made, " ".join([str(script), *given])))
     raise typer.Exit(0 if made.fits else 2)
 
 
@@ -64,7 +64,7 @@ def _check(target: str) -> None:
     environment = {**os.environ, "TORCH_TPU_PLATFORM": target}
     try:
         if not platform.topology_asked_for(environment):
-            raise platform.PlatformError(f"say for which TPUs, such as v5e:2x2, not {target!r}")
+            raise platform.PlatformError(f"{target!r} is not a TPU slice. Give one such as v5e:2x2.")
         platform.choose(environment)
     except platform.PlatformError as error:
         raise typer.BadParameter(str(error), param_hint="--target") from None
@@ -74,7 +74,7 @@ def _write(file: Path, text: str) -> None:
     try:
         file.write_text(text)
     except OSError as error:
-        typer.echo(f"{file} can't be written ({error.strerror}); what is shown above is the plan.", err=True)
+        typer.echo(f"{file} can't be written ({error.strerror}). The plan is shown above.", err=True)
         raise typer.Exit(1) from None
 
 
@@ -92,7 +92,7 @@ def _in_a_process(
         command = [sys.executable, "-m", "torch_tpu.planner", "--target", target, "--json", str(result)]
         command += ["--steps", str(steps), "--tokens", str(batch[0]), "--samples", str(batch[1])]
         command += ["--save", str(save)] if save is not None else []
-        # XLA in jaxlib logs what `runtime.optimised` works round.
+        # XLA in jaxlib logs what `runtime.optimised_hlo` works round.
         environment = {**os.environ, "TORCH_TPU_PLATFORM": target, "TF_CPP_MIN_LOG_LEVEL": "3"}
         done = subprocess.run(
             [*command, str(script), *arguments],
@@ -115,19 +115,19 @@ def _largest(
     text: str,
 ) -> Plan:
     try:
-        numbers = search.parse(text)
-        search.substitute(arguments, numbers.name, numbers.least)
+        numbers = largest_that_fits.parse(text)
+        largest_that_fits.substitute(arguments, numbers.name, numbers.least)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--find-max") from None
     tried: dict[int, Plan] = {}
 
     def probe(number: int) -> tuple[bool, int, int]:
-        given = search.substitute(arguments, numbers.name, number)
+        given = largest_that_fits.substitute(arguments, numbers.name, number)
         made = tried[number] = _in_a_process(script, given, target, steps, batch, quiet=True)
         console.print(f"{numbers.name} {number}: {made.verdict}")
         return made.fits, made.memory.peak, made.memory.limit
 
-    found = search.largest(numbers, probe)
+    found = largest_that_fits.largest(numbers, probe)
     table = Table(numbers.name, "", "peak", "predicted time", "tokens a second", "samples a second", box=None)
     for number, made in sorted(tried.items()):
         mark = "[green]fits[/]" if made.fits else "[red]does not fit[/]"

@@ -97,7 +97,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class HostWait:
-    """The host asks for values at a line, `count` times in a step."""
+    """The host reads values at a line, `count` times in a step."""
 
     line: str
     count: float

@@ -27,9 +27,9 @@ from torch.nn.modules import module as registration
 
 from torch_tpu.patching.changes import Changes
 from torch_tpu.patching.needs import function
-from torch_tpu.patching.registry import Moment, optional
-from torch_tpu.planner.record import PARAMETER, Record
-from torch_tpu.runtime.client import client
+from torch_tpu.patching.patch_registry import Moment, optional
+from torch_tpu.planner.recorder import PARAMETER, Record
+from torch_tpu.runtime.process_client import client
 from torch_tpu.runtime.topology import TopologyClient
 
 DEFAULT_STEPS = 3
@@ -49,7 +49,7 @@ def left(module, arguments, result):
 
 @optional(
     "plan: steps",
-    "a plan finds the steps of a script by its optimizers and modules",
+    "`torch-tpu plan` finds the steps of a script by its optimizers and modules",
     function("torch.optim.optimizer:register_optimizer_step_pre_hook", "hook"),
     function("torch.optim.optimizer:register_optimizer_step_post_hook", "hook"),
     function("torch.nn.modules.module:register_module_forward_pre_hook", "hook"),
@@ -67,7 +67,7 @@ def watch_steps(changes: Changes, stepping: Any, stepped: Any, entered: Any, lef
 
 @optional(
     "plan: modules",
-    "a plan knows a script's weights",
+    "`torch-tpu plan` knows which tensors are a script's weights",
     function("torch.nn.modules.module:register_module_parameter_registration_hook", "hook"),
     function("torch.nn.modules.module:register_module_buffer_registration_hook", "hook"),
     moment=Moment.CALL,
@@ -82,7 +82,7 @@ class EnoughStepsError(BaseException):
 
 
 @dataclass(frozen=True)
-class Window:
+class StepWindow:
     """The last step: its programs, from `begin` up to `end`.
 
     Attributes:
@@ -100,7 +100,7 @@ class Window:
     reads: range | None = None
 
 
-def run_script(path: Path, arguments: Sequence[str], steps: int = DEFAULT_STEPS) -> tuple[Record, Window]:
+def run_script(path: Path, arguments: Sequence[str], steps: int = DEFAULT_STEPS) -> tuple[Record, StepWindow]:
     """Runs a script as `python PATH ARGUMENTS` would, until it has made so many optimizer steps.
 
     Raises:
@@ -110,7 +110,9 @@ def run_script(path: Path, arguments: Sequence[str], steps: int = DEFAULT_STEPS)
         return _observed(lambda: runpy.run_path(str(path), run_name="__main__"), steps)
 
 
-def run_function(fn: Callable[..., Any], arguments: Sequence[Any], steps: int = DEFAULT_STEPS) -> tuple[Record, Window]:
+def run_function(
+    fn: Callable[..., Any], arguments: Sequence[Any], steps: int = DEFAULT_STEPS
+) -> tuple[Record, StepWindow]:
     """Calls a function so many times; each call is a step."""
     record = Record()
     ends: list[int] = [0]
@@ -123,7 +125,7 @@ def run_function(fn: Callable[..., Any], arguments: Sequence[Any], steps: int = 
                 torch.tpu.synchronize()  # type: ignore[attr-defined]
                 ends.append(len(record.runs))
         record.mark()
-    return record, Window(ends[-2], ends[-1], "call", steps)
+    return record, StepWindow(ends[-2], ends[-1], "call", steps)
 
 
 def _know_modules(record: Record, values: Sequence[Any]) -> None:
@@ -224,13 +226,13 @@ class _Steps:
             warnings.filterwarnings("ignore", "Using `torch.compile\\(module\\)` when there are global hooks")
             yield
 
-    def window(self, ended: str) -> Window:
+    def window(self, ended: str) -> StepWindow:
         if self.trained:
             steps = max(len(self.trained) - 1, 1)
             begin, end = self.begun[-1], self.trained[-1]
-            return Window(begin.runs, end.runs, "training step", steps, ended, range(begin.reads, end.reads))
+            return StepWindow(begin.runs, end.runs, "training step", steps, ended, range(begin.reads, end.reads))
         if len(self.called) > 1:
-            return Window(self.called[-2], self.called[-1], f"call of {self.callee}", len(self.called), ended)
+            return StepWindow(self.called[-2], self.called[-1], f"call of {self.callee}", len(self.called), ended)
         return _repetition(self.record, ended)
 
 
@@ -238,7 +240,7 @@ def _some_optimizer() -> bool:
     return any(issubclass(type(thing), torch.optim.Optimizer) for thing in gc.get_objects())
 
 
-def _observed(run: Callable[[], Any], enough: int) -> tuple[Record, Window]:
+def _observed(run: Callable[[], Any], enough: int) -> tuple[Record, StepWindow]:
     record = Record()
     steps = _Steps(record, enough)
     ended = ""
@@ -266,7 +268,7 @@ def _observed(run: Callable[[], Any], enough: int) -> tuple[Record, Window]:
 
 @optional(
     "plan: checkpoints",
-    "a plan does not write checkpoints, which would hold stand-ins in the place of a trained model's weights",
+    "`torch-tpu plan` does not write checkpoints: they would hold placeholder values instead of trained weights",
     function("torch:save", "obj", "f"),
     moment=Moment.CALL,
 )
@@ -277,7 +279,8 @@ def write_no_stand_ins(changes: Changes, record: Record) -> None:
         def save(values: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
             if not record.runs or not isinstance(file, (str, os.PathLike)):
                 return original(values, file, *args, **kwargs)
-            print(f"a plan does not write {os.fspath(file)}: it has stand-ins for the values", file=sys.stderr)
+            why = "its tensors have placeholder values"
+            print(f"torch-tpu plan does not write {os.fspath(file)}: {why}", file=sys.stderr)
             return None
 
         return save
@@ -311,7 +314,7 @@ def _observing(record: Record) -> Iterator[None]:
     chosen = client()
     if not isinstance(chosen, TopologyClient):
         raise RuntimeError(
-            "a plan needs a TPU that is not there, and the device has been started on another platform "
+            "A plan needs a TPU topology, but the device has already been started on another platform "
             f"({chosen.platform_name}). Call torch_tpu.plan before anything uses the device, or set "
             f"TORCH_TPU_PLATFORM (now {os.environ.get('TORCH_TPU_PLATFORM', 'auto')!r}) to the target."
         )
@@ -319,15 +322,15 @@ def _observing(record: Record) -> Iterator[None]:
     def registered(module: torch.nn.Module, name: str, value: Any) -> None:
         record.modules.add(module)
 
-    chosen.observer = record
+    chosen.listener = record
     try:
         with watch_modules.during(registered):
             yield
     finally:
-        chosen.observer = None
+        chosen.listener = None
 
 
-def _repetition(record: Record, ended: str) -> Window:
+def _repetition(record: Record, ended: str) -> StepWindow:
     keys = [id(run.program) for run in record.runs]
     count = len(keys)
     recent = set(keys[count // 2 :])
@@ -336,6 +339,6 @@ def _repetition(record: Record, ended: str) -> Window:
             steps = 1
             while keys[count - (steps + 1) * period : count - steps * period] == keys[-period:]:
                 steps += 1
-            return Window(count - period, count, "repetition", steps, ended)
+            return StepWindow(count - period, count, "repetition", steps, ended)
     made = [t.born + (t.program is not None) for t in record.things if t.role == PARAMETER]
-    return Window(min(max(made, default=0), max(count - 1, 0)), count, "whole run", 1, ended)
+    return StepWindow(min(max(made, default=0), max(count - 1, 0)), count, "whole run", 1, ended)

@@ -9,7 +9,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
-from torch_tpu.runtime import compat, optimised
+from torch_tpu.runtime import compat, optimised_hlo
 
 
 @dataclass(frozen=True)
@@ -69,5 +69,5 @@ def analyse(compiled: Any, name: str, compile_seconds: float) -> Analysis:
         bytes_accessed=cost.get("bytes accessed", 0.0),
         seconds=cost.get("optimal_seconds", 0.0),
         compile_seconds=compile_seconds,
-        hlo=optimised.text(compiled, name),
+        hlo=optimised_hlo.text(compiled, name),
     )

@@ -8,24 +8,33 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import gc
 import math
 import operator
 import os
 import re
-import sys
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from torch_tpu import metrics
-from torch_tpu.runtime import analysis, compat, disk_cache, fingerprint, heap, limits, mappings, memory, platform
+from torch_tpu import hooks, metrics
+from torch_tpu.runtime import (
+    analysis,
+    compat,
+    disk_cache,
+    fingerprint,
+    malloc_settings,
+    memory_counts,
+    memory_limits,
+    memory_mappings,
+    platform,
+)
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 Buffer = Any
 Options = Mapping[str, str | bool | int | float]
@@ -44,9 +53,6 @@ _LACKS_OPTION = re.compile(r"No such compile option: '(\w+)'|While setting optio
 _runs: deque[Any] = deque()
 # An older run has ended, or is waited for.
 MOST_RUNS = 256
-
-# Called when so many programs are loaded that more could crash the process: drops those that are kept for later.
-forget_programs: Callable[[], None] | None = None
 
 
 class NoContents(RuntimeError):
@@ -114,13 +120,13 @@ class Executable:
 
     def results(self, enqueued: Any) -> list[Buffer]:
         """The result buffers of a run that `enqueue` began."""
-        memory.counter.program_ran(self.allocates)
+        memory_counts.counter.program_ran(self.allocates)
         _runs.append(enqueued.consume_token())
         results: list[Buffer] = enqueued.consume_with_handlers(self._handlers)
         return results
 
     def analysis(self) -> analysis.Analysis:
-        """What the compiler says of it; how long compiling took is not known here."""
+        """The compiler's analysis; the time to compile is not known here."""
         return analysis.analyse(self.loaded, "", math.nan)
 
 
@@ -171,7 +177,7 @@ class Client:
         self.device_count: int = len(devices)
         self.runs_on_cpu = self.platform_name == "cpu"
         self.is_host_memory = self.calls_lapack = self.runs_on_cpu and chosen.plugin_path is None
-        self.total_memory = limits.of_device(chosen, self.device_kind)
+        self.total_memory = memory_limits.of_device(chosen, self.device_kind)
         self._sharding = _OneDevice(self.device)
         self._devices = compat.xla.DeviceList((self.device,))
         self._device_list = [self.device]
@@ -179,7 +185,7 @@ class Client:
         self.fingerprint = fingerprint.of_client(self.device, _library_without_version(chosen))
         self._unknown_options: set[str] = set()
         self._executables: weakref.WeakValueDictionary[str, Executable] = weakref.WeakValueDictionary()
-        self._mappings = mappings.Watch()
+        self._mappings = memory_mappings.Watch()
         self.disk_cache = disk_cache.from_environment()
 
     def _open(self, chosen: platform.Platform) -> Sequence[Any]:
@@ -256,7 +262,8 @@ class Client:
             ranks: the processes that run it together, this one among them.
         """
         if ranks and not self.is_of_world:
-            return join_world().compile(module, results, options, custom_calls, ranks)
+            made: Executable = hooks.join_world().compile(module, results, options, custom_calls, ranks)
+            return made
         if any(name.startswith("lapack_") for name in custom_calls):
             compat.register_lapack()
         chosen = dict(DEBUG_OPTIONS)
@@ -276,9 +283,9 @@ class Client:
     def _executable(
         self, key: str, module: Any, options: Options, results: list[Aval], ranks: tuple[int, ...]
     ) -> Executable:
-        if self.runs_on_cpu and forget_programs is not None and self._mappings.is_near_limit():
+        if self.runs_on_cpu and self._mappings.is_near_limit():
             metrics.count("programs_forgotten")
-            forget_programs()
+            hooks.forget_programs()
         loaded = self._load_or_compile(key, module, options)
         handlers = [compat.result_handler(aval, self._sharding) for aval in results]
         return Executable(loaded, handlers, sum(aval.size * aval.dtype.itemsize for aval in results))
@@ -373,7 +380,7 @@ class Client:
 
 def _make_client(chosen: platform.Platform) -> Any:
     if chosen.name == "cpu":
-        heap.keep_freed_memory()
+        malloc_settings.keep_freed_memory()
         return compat.make_cpu_client(asynchronous=True)
     if chosen.name == "tpu":
         os.environ.setdefault("TPU_ML_PLATFORM", "PyTorch")
@@ -415,63 +422,7 @@ def load_plugin(name: str, path: Path | None) -> None:
         compat.xla.initialize_pjrt_plugin(name)
 
 
-def _start(chosen: platform.Platform) -> Client:
-    if not getattr(sys, "_is_gil_enabled", lambda: True)():
-        # Counting references to a value, and storing it for every thread to see, both need the interpreter's lock.
-        raise RuntimeError(
-            "the tpu device does not run on a free-threaded interpreter without the global lock: start Python with "
-            "PYTHON_GIL=1 (or -X gil=1), or use an ordinary build of Python"
-        )
-    compat.check_methods()
-    try:
-        if chosen.topology is not None:
-            from torch_tpu.runtime.topology import TopologyClient
-
-            return TopologyClient(chosen)
-        started = Client(chosen)
-        gc.callbacks.append(compat.free_garbage)
-        return started
-    except client_errors() as error:
-        said = str(error).splitlines()[0].rstrip(".")
-        raise RuntimeError(
-            f"the tpu device could not be started: the PJRT platform {chosen.name!r} ({chosen.reason}) said: {said}. "
-            "`torch-tpu doctor` shows what was found; TORCH_TPU_PLATFORM=cpu runs on XLA:CPU instead."
-        ) from error
-
-
-def _no_world() -> Client:
-    raise NotImplementedError("no process group of the tpu device connects this process with others")
-
-
-# Makes the client of this process one of a world of processes, for the first program that communicates.
-join_world: Callable[[], Client] = _no_world
-
-_client: Client | None = None
-_lock = threading.Lock()
-
-
-def client() -> Client:
-    """The client of this process, made at the first call on the platform that `TORCH_TPU_PLATFORM` names."""
-    global _client
-    if _client is None:
-        with _lock:
-            if _client is None:
-                _client = _start(platform.choose(os.environ))
-    return _client
-
-
-def replace(made: Client) -> None:
-    """Makes another client that of this process; buffers and programs of the old one are of no use to it."""
-    global _client
-    _client = made
-
-
 def client_errors() -> type[Exception]:
     """What the client raises when compiling or running fails."""
     error: type[Exception] = compat.xla.JaxRuntimeError
     return error
-
-
-def is_initialised() -> bool:
-    """Whether the client exists; a process that forks after this point can't use the device in the child."""
-    return _client is not None

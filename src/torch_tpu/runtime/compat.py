@@ -88,7 +88,7 @@ def result_handler(aval: object, sharding: object) -> Any:
 
 
 def free_garbage(*_: object) -> None:
-    """Frees the tracebacks that jaxlib took with each program it ran, which it keeps until somebody asks."""
+    """Frees the tracebacks that jaxlib took with each program it ran; it keeps them until it is asked to free them."""
     xla.collect_garbage()
 
 

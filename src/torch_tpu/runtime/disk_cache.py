@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import filelock
 import platformdirs
 
 from torch_tpu import metrics
@@ -124,6 +123,8 @@ class DiskCache:
 
         A few programs share a lock: the keys' first three digits choose one of 4,096 lock files.
         """
+        import filelock  # takes as long as reading several entries, and who finds all of them needs none
+
         held = None
         try:
             with self._opened("locks", make=True):
@@ -221,13 +222,14 @@ class DiskCache:
         metrics.count("disk_cache_refused")
         if "refused" not in self._warned:
             self._warned.add("refused")
-            warn(f"torch_tpu does not use its cache of compiled programs, and compiles anew: {self._advice(error)}")
+            advice = self._advice(error)
+            warn(f"torch_tpu does not use its cache of compiled programs and compiles them again: {advice}")
 
     def _advice(self, error: NotPrivate) -> str:
         return (
-            f"{error}, and what somebody else wrote there would run as code. `{error.remedy}` makes it usable, if you "
-            "trust what is there. TORCH_TPU_CACHE_DIR names another folder, as for a file system without owners and "
-            "modes, or none if it is empty."
+            f"{error}. Programs that somebody else wrote there would run as code. If you trust what is there, "
+            f"`{error.remedy}` makes it usable. TORCH_TPU_CACHE_DIR chooses another folder (a file system without "
+            "owners and modes can't hold the cache); set it to nothing to keep no programs."
         )
 
     def _warn(self, what: str, why: str) -> None:
@@ -235,8 +237,8 @@ class DiskCache:
         if what not in self._warned:
             self._warned.add(what)
             warn(
-                f"torch_tpu's cache of compiled programs in {self.folder} {why}: programs are compiled anew. "
-                "TORCH_TPU_CACHE_DIR names another folder, or none if it is empty."
+                f"torch_tpu's cache of compiled programs in {self.folder} {why}. Programs are compiled again. "
+                "TORCH_TPU_CACHE_DIR chooses another folder; set it to nothing to keep no programs."
             )
 
 

@@ -20,7 +20,7 @@ DEFAULT_STAND_IN = "TPU v5e"
 
 
 class PlatformError(RuntimeError):
-    """The environment asks for a platform that can't be had."""
+    """The environment asks for a platform that is not available."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Platform:
     """The chosen platform.
 
     Attributes:
-        name: What PJRT calls it: "cpu", "tpu", or the name of another plugin; "topology" where TPUs that are not
-            there are compiled for.
+        name: What PJRT calls it: "cpu", "tpu", or the name of another plugin; "topology" for an ahead-of-time
+            target (no TPU attached).
         plugin_path: The plugin's shared library; None for XLA:CPU, which is part of jaxlib.
         stand_in: The generation that a platform other than "tpu" passes for; None on a TPU.
         chips: The TPU chips found on the PCI bus, used or not.

@@ -27,7 +27,7 @@ _FOLDER = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
 
 
 class NotPrivate(Exception):
-    """What somebody else can have written.
+    """A folder or file that somebody else may have written.
 
     Attributes:
         remedy: the command that helps, if nobody did.
@@ -51,7 +51,7 @@ def check(status: os.stat_result, path: Path) -> None:
         )
     if status.st_mode & _OTHERS_WRITE:
         mode = stat.S_IMODE(status.st_mode)
-        raise NotPrivate(f"others may write {path} (mode {mode:04o})", f"chmod -R go-w {_quoted(path)}")
+        raise NotPrivate(f"other users may write to {path} (mode {mode:04o})", f"chmod -R go-w {_quoted(path)}")
 
 
 def _quoted(path: Path | str) -> str:
@@ -159,7 +159,7 @@ def read(parent: int, name: str, path: Path) -> BinaryIO:
         status = os.fstat(descriptor)
         check(status, path)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(0, "it is not a file")
+            raise OSError(0, "it is not a regular file")
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -198,13 +198,13 @@ def check_above(folder: Path, by_path: bool = False) -> None:
             return  # others get no further
         is_sticky = bool(status.st_mode & stat.S_ISVTX)
         if status.st_mode & stat.S_IWOTH and not is_sticky:
-            raise NotPrivate(f"everybody may exchange what is in {path}", f"chmod o-w {_quoted(path)}")
+            raise NotPrivate(f"every user may replace what is in {path}", f"chmod o-w {_quoted(path)}")
         if by_path and status.st_uid not in (0, os.geteuid()):
             raise NotPrivate(
                 f"{path} belongs to {_user(status.st_uid)}", f"sudo chown {_user(os.geteuid())} {_quoted(path)}"
             )
         if by_path and status.st_mode & stat.S_IWGRP and not is_sticky and not _is_own_group(status.st_gid):
-            raise NotPrivate(f"a group may exchange what is in {path}", f"chmod g-w {_quoted(path)}")
+            raise NotPrivate(f"a group of users may replace what is in {path}", f"chmod g-w {_quoted(path)}")
 
 
 def _is_own_group(number: int) -> bool:

@@ -1,11 +1,12 @@
-"""The client of TPUs that are not there: libtpu's compiler compiles for them, and nothing runs.
+"""The client of ahead-of-time targets (no TPU attached): libtpu compiles programs for a topology, and nothing runs.
 
-Buffers have shapes and no contents. Asking for contents is an error, unless an observer gives stand-ins for them.
+Buffers have shapes and no contents. Asking for contents is an error, unless a listener gives placeholder values.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import time
 import zlib
@@ -14,11 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
 from torch_tpu import metrics
-from torch_tpu.runtime import analysis, compat, fingerprint, memory, platform
+from torch_tpu.runtime import analysis, compat, fingerprint, memory_counts, platform
 from torch_tpu.runtime.analysis import Analysis
 from torch_tpu.runtime.client import Aval, Buffer, Client, Executable, NoContents, Options, client_errors, load_plugin
 from torch_tpu.runtime.generations import BY_TOPOLOGY, Generation
@@ -42,7 +42,7 @@ class Placeholder:
         pass
 
 
-class Program(Executable):
+class AheadOfTimeProgram(Executable):
     """A program for a topology. Calling it gives placeholders.
 
     Attributes:
@@ -63,11 +63,11 @@ class Program(Executable):
 
     def enqueue(self, arguments: Sequence[Buffer]) -> list[Buffer]:
         results: list[Buffer] = [Placeholder(aval) for aval in self.shapes]
-        observer = self._client.observer
-        if observer is not None:
-            observer.ran(self, arguments, results)
+        listener = self._client.listener
+        if listener is not None:
+            listener.ran(self, arguments, results)
         elif temporary := self.analysis().temporary_bytes:
-            memory.counter.program_ran(temporary)
+            memory_counts.counter.program_ran(temporary)
         return results
 
     def results(self, enqueued: Any) -> list[Buffer]:
@@ -75,7 +75,7 @@ class Program(Executable):
         return made
 
     def analysis(self) -> Analysis:
-        """What the compiler says of it; compiles it at the first call.
+        """The compiler's analysis; compiles the program at the first call.
 
         Raises:
             client_errors(): where the compiler refuses it, such as for want of memory.
@@ -85,17 +85,17 @@ class Program(Executable):
         return self._analysis
 
 
-class Observer(Protocol):
-    """What is told of everything that would happen on the device."""
+class Listener(Protocol):
+    """Is told of everything that would happen on the device."""
 
     def put(self, buffer: Placeholder) -> None:
         """A buffer that the host has written."""
 
-    def ran(self, program: Program, arguments: Sequence[Buffer], results: Sequence[Buffer]) -> None:
+    def ran(self, program: AheadOfTimeProgram, arguments: Sequence[Buffer], results: Sequence[Buffer]) -> None:
         """A program that would have run."""
 
     def read(self, buffer: Buffer) -> npt.NDArray[Any]:
-        """The stand-in for the contents of a buffer that the host asks for."""
+        """Placeholder values for a buffer that the host reads."""
 
 
 class TopologyClient(Client):
@@ -103,7 +103,7 @@ class TopologyClient(Client):
 
     Attributes:
         generation: What its chips are.
-        observer: While there is one, programs are compiled when their analysis is asked for, else at once; and the host
+        listener: While there is one, programs are compiled when their analysis is asked for, else at once; and the host
             may read.
     """
 
@@ -114,7 +114,7 @@ class TopologyClient(Client):
         super().__init__(chosen)
         self.topology = str(chosen.topology)
         self.generation: Generation = BY_TOPOLOGY[self.topology.partition(":")[0]]
-        self.observer: Observer | None = None
+        self.listener: Listener | None = None
 
     def _open(self, chosen: platform.Platform) -> Sequence[Any]:
         return open_topology(str(chosen.topology), chosen.plugin_path)
@@ -130,26 +130,26 @@ class TopologyClient(Client):
 
     def _put(self, aval: Aval) -> Buffer:
         buffer = Placeholder(aval)
-        if self.observer is not None:
-            self.observer.put(buffer)
+        if self.listener is not None:
+            self.listener.put(buffer)
         return buffer
 
     def get(self, buffer: Buffer) -> npt.NDArray[Any]:
-        """The stand-in for the contents of `buffer`.
+        """Placeholder values for the contents of `buffer`.
 
         Raises:
             NoContents: where there is none.
         """
-        if self.observer is None:
+        if self.listener is None:
             raise NoContents(
-                f"TORCH_TPU_PLATFORM={self.topology} compiles for TPUs that are not there, so tensors have no contents "
-                "to read. `torch-tpu plan` runs a script with stand-ins for what it reads; "
-                "TORCH_TPU_PLATFORM=cpu runs it for real, on XLA:CPU."
+                f"TORCH_TPU_PLATFORM={self.topology} is an ahead-of-time target (no TPU attached), so tensors have no "
+                "values to read. `torch-tpu plan` runs a script with placeholder values; "
+                "TORCH_TPU_PLATFORM=cpu runs it with real ones, on XLA:CPU."
             )
-        return self.observer.read(buffer)
+        return self.listener.read(buffer)
 
     def get_bool(self, buffer: Buffer) -> bool:
-        """Conditions hold: nobody can know better."""
+        """Run-time checks are taken to hold: there are no values to look at."""
         return True
 
     def largest_live(self, count: int) -> list[str]:
@@ -164,8 +164,8 @@ class TopologyClient(Client):
 
     def _executable(
         self, key: str, module: Any, options: Options, results: list[Aval], ranks: tuple[int, ...]
-    ) -> Program:
-        return Program(self, key, module, options, results)
+    ) -> AheadOfTimeProgram:
+        return AheadOfTimeProgram(self, key, module, options, results)
 
     def analyse(self, key: str, module: Any, options: Options) -> Analysis:
         """Compiles a program (an `ir.Module`), or finds what was said of it before."""
@@ -221,24 +221,36 @@ def open_topology(name: str, library: Path | None) -> Sequence[Any]:
 
 @dataclass(frozen=True)
 class Accepted:
-    """A topology that libtpu compiles for: `devices` PJRT devices on `chips` chips."""
+    """A topology that libtpu compiles for: `devices` PJRT devices on `chips` chips.
+
+    `rented` says whether Google Cloud rents such a slice out.
+    """
 
     name: str
     generation: Generation
     chips: int
     devices: int
+    rented: bool
 
 
-def accepted(library: Path, most_chips: int = 1024) -> Iterator[Accepted]:
-    """The topologies libtpu accepts, of those with sides that are powers of two, smallest first."""
+def accepted(library: Path, every: bool = False, most_chips: int = 1024) -> Iterator[Accepted]:
+    """The topologies libtpu accepts, by generation, smallest first.
+
+    Args:
+        every: also those that nobody rents out, of up to `most_chips` chips with sides that are powers of two.
+    """
     for prefix, generation in BY_TOPOLOGY.items():
-        for sides in _shapes(generation.dimensions, most_chips):
-            name = f"{prefix}:{'x'.join(map(str, sides))}"
+        shapes = set(generation.slices)
+        if every:
+            shapes |= {"x".join(map(str, sides)) for sides in _shapes(generation.dimensions, most_chips)}
+        sides_of = {shape: tuple(map(int, shape.split("x"))) for shape in shapes}
+        for shape in sorted(shapes, key=lambda shape: (math.prod(sides_of[shape]), sides_of[shape])):
             try:
-                devices = open_topology(name, library)
+                devices = open_topology(f"{prefix}:{shape}", library)
             except client_errors():
                 continue
-            yield Accepted(name, generation, int(np.prod(sides)), len(devices))
+            chips = math.prod(sides_of[shape])
+            yield Accepted(f"{prefix}:{shape}", generation, chips, len(devices), shape in generation.slices)
 
 
 def _shapes(dimensions: int, most_chips: int) -> list[tuple[int, ...]]:
@@ -246,6 +258,5 @@ def _shapes(dimensions: int, most_chips: int) -> list[tuple[int, ...]]:
     powers = [1 << k for k in range(most_chips.bit_length())]
     shapes: list[tuple[int, ...]] = [()]
     for _ in range(dimensions):
-        shapes = [(*shape, side) for shape in shapes for side in powers if int(np.prod((*shape, side))) <= most_chips]
-    ordered = [s for s in shapes if s == tuple(sorted(s)) or (len(s) == 3 and s[2] == 1 and s[0] <= s[1])]
-    return sorted(ordered, key=lambda shape: (int(np.prod(shape)), shape))
+        shapes = [(*shape, side) for shape in shapes for side in powers if math.prod((*shape, side)) <= most_chips]
+    return [s for s in shapes if s == tuple(sorted(s)) or (len(s) == 3 and s[2] == 1 and s[0] <= s[1])]

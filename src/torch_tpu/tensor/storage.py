@@ -20,8 +20,9 @@ import torch
 
 from torch_tpu.hlo import types
 from torch_tpu.hlo.strided import is_dense, storage_elements
-from torch_tpu.runtime import memory
-from torch_tpu.runtime.client import Buffer, client, client_errors
+from torch_tpu.runtime import memory_counts
+from torch_tpu.runtime.client import Buffer, client_errors
+from torch_tpu.runtime.process_client import client
 from torch_tpu.tensor.errors import translate
 
 _C: Any = torch._C
@@ -29,7 +30,7 @@ _HOST_KERNELS = _C.DispatchKeySet(_C.DispatchKey.CPU)
 _set = torch.ops.aten.set_.source_Storage_storage_offset.redispatch
 _construct = _C._construct_storage_from_data_pointer
 _make_empty = _C._acc.create_empty_tensor
-_counter = memory.counter
+_counter = memory_counts.counter
 _get_ident = threading.get_ident
 
 
@@ -95,7 +96,7 @@ class Content:
 
     Attributes:
         array: its buffer. Asking for it runs what has to run first.
-        graph: what will compute it, if it is not there yet.
+        graph: what will compute it, if it has not been computed yet.
     """
 
     __slots__ = ("__weakref__", "geometry")
@@ -104,11 +105,11 @@ class Content:
     graph: Any = None
 
     def initialised(self) -> Buffer:
-        """The buffer; memory nobody has written becomes zeros."""
+        """The buffer. Memory that has not been written becomes zeros."""
         return self.array
 
     def give_up(self) -> None:
-        """Its buffer was donated to a program; nothing may ask for it any more."""
+        """Its buffer was donated to a program and may not be used any more."""
         raise NotImplementedError
 
     @property
@@ -134,7 +135,7 @@ class _Donated:
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
-        raise RuntimeError("a program has taken the memory of this value: torch_tpu should not have used it again")
+        raise RuntimeError("internal error of torch_tpu: a program has reused the memory of this donated value")
 
 
 DONATED: Any = _Donated()
@@ -156,7 +157,7 @@ class Value(Content):
             _counter.add(geometry.nbytes)
 
     def initialised(self) -> Buffer:
-        """The buffer; memory nobody has written becomes zeros."""
+        """The buffer. Memory that has not been written becomes zeros."""
         if self.array is None:
             try:
                 zeros = client().zeros(tuple(self.sizes), types.numpy_dtype(self.dtype))
@@ -287,7 +288,7 @@ UNSHARED = references([_Unshared()], 0)
 
 
 def uninitialised(nbytes: int, dtype: torch.dtype = torch.uint8) -> Value:
-    """A flat value nobody has written."""
+    """A flat value that has not been written."""
     return Value(None, flat_geometry(nbytes, dtype))
 
 

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from torch_tpu import metrics
+from torch_tpu import hooks, metrics
 from torch_tpu.hlo import types
 from torch_tpu.hlo.strided import contiguous_strides, is_dense
-from torch_tpu.runtime.client import Buffer, NoContents, client, client_errors
+from torch_tpu.runtime.client import Buffer, NoContents, client_errors
+from torch_tpu.runtime.process_client import client
 from torch_tpu.tensor.errors import translate, user_line
 from torch_tpu.tensor.storage import Content, Geometry, Value, geometry, new_tensor, value_of
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
 # numpy has no dtype for these; their bits travel as an integer of the same width.
 _AS_INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-# Called before a value is shown to the host: raises what the programs that led to it found wrong.
-before_reading: Callable[[], None] | None = None
 
 
 def to_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
@@ -116,8 +115,8 @@ def host_view(tensor: torch.Tensor, why: str = "copy to the host") -> torch.Tens
     with metrics.waiting(why):
         if value.array is None:
             return torch.zeros(tensor.shape, dtype=tensor.dtype)
-        if before_reading is not None:
-            before_reading()
+        if hooks.before_reading is not None:
+            hooks.before_reading()
         array = contents(value.array)
     metrics.count("device_to_host_bytes", array.nbytes)
     place = Place(tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride())
@@ -143,9 +142,11 @@ def place_in(elements: torch.Tensor, g: Geometry, place: Place) -> torch.Tensor:
 
 
 def host_memory(value: Content | None, nbytes: int) -> torch.UntypedStorage:
-    """A host storage that begins with the bytes of a value, waiting for it; what nobody wrote is zero."""
+    """A host storage that begins with the bytes of a value, waiting for it; what has not been written is zero."""
     memory = torch.zeros(nbytes, dtype=torch.uint8, device="cpu").untyped_storage()
     if value is not None and value.array is not None:
+        if hooks.before_reading is not None:
+            hooks.before_reading()
         metrics.count("device_to_host_bytes", value.nbytes)
         elements = from_numpy(contents(value.array), value.dtype)
         host_tensor(memory, value.dtype, 0, value.sizes, value.strides).copy_(elements)

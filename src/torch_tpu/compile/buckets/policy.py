@@ -33,8 +33,8 @@ class Policy:
             self._sizes = sorted(set(option))
         else:
             raise ValueError(
-                f"option 'buckets' of torch.compile is {option!r}: expected True, a float above 1 (by how much buckets "
-                "grow), or a list of sizes from 2 on"
+                f"option 'buckets' of torch.compile is {option!r}: expected True, a float above 1 (the factor from "
+                "one bucket to the next), or a list of sizes, each at least 2"
             )
 
     def round_up(self, size: int) -> int | None:

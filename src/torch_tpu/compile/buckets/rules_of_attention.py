@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from torch_tpu.compile.buckets import layout as layouts
-from torch_tpu.compile.buckets.layout import Unsound, is_padded
-from torch_tpu.compile.buckets.rules import padded_of, rule
-from torch_tpu.compile.buckets.tracer import PaddedTracer, layout_of
+from torch_tpu.compile.buckets import padded_layout as layouts
+from torch_tpu.compile.buckets.padded_layout import Unsound, is_padded
+from torch_tpu.compile.buckets.padded_tracer import PaddedTracer, layout_of
+from torch_tpu.compile.buckets.rule_table import padded_of, rule
 from torch_tpu.hlo import array as hlo
 
 
@@ -32,9 +32,9 @@ def _bias(ctx: PaddedTracer, q: torch.Tensor, k: torch.Tensor, bias: torch.Tenso
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     if layouts.broadcast([layout_of(k)[:-1], layout_of(v)[:-1]]) != layout_of(k)[:-1]:
-        raise Unsound("of keys and values that lie differently")
+        raise Unsound("of keys and values with different layouts")
     if layout_of(q)[:-2] != layout_of(k)[:-2]:
-        raise Unsound("of queries and keys that lie differently")
+        raise Unsound("of queries and keys with different layouts")
     if any(map(is_padded, (layout_of(t)[-1] for t in (q, k, v)))):
         raise Unsound("over a padded head")
     if max(len(layout_of(q)[-2]), len(layout_of(k)[-2])) > 1:

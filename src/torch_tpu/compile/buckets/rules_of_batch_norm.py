@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from torch_tpu.compile.buckets.layout import Unsound, is_padded
-from torch_tpu.compile.buckets.rules import aten, mean_of, rule
-from torch_tpu.compile.buckets.tracer import PaddedTracer, layout_of
+from torch_tpu.compile.buckets.padded_layout import Unsound, is_padded
+from torch_tpu.compile.buckets.padded_tracer import PaddedTracer, layout_of
+from torch_tpu.compile.buckets.rule_table import aten, rule
+from torch_tpu.compile.buckets.rules_of_reductions import mean_of
 
 
 def _over(x: torch.Tensor) -> tuple[list[int], list[int]]:

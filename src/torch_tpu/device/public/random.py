@@ -1,4 +1,4 @@
 """`torch.tpu.random`."""
 
-from torch_tpu.device.random import *  # noqa: F403
-from torch_tpu.device.random import __all__ as __all__
+from torch_tpu.device.random_state import *  # noqa: F403
+from torch_tpu.device.random_state import __all__ as __all__

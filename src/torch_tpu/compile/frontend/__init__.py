@@ -1,0 +1,1 @@
+"""The backend that Dynamo calls: from its graph to forward and backward graphs, and the cache of these."""

@@ -1,0 +1,1 @@
+"""What a call of an operator goes through: the fast path, the general path, `out=` forms."""

@@ -1,0 +1,1 @@
+"""Mathematics that lowerings share: tables of coefficients, sorting by digits, factorisations, tiles."""

@@ -1,5 +1,0 @@
-"""The second hundred random programs."""
-
-from tests.programs.cases import program_test
-
-test_the_devices_agree = program_test(100, 100)

@@ -1,0 +1,1 @@
+"""How the device answers each ATen overload, and the page docs/operators.md: `python -m tools.operators`."""
