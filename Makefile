@@ -35,6 +35,10 @@ test-avx2: $(READY)
 families: $(READY)
 	$(PYTEST) -m '' $(ON) tests/compile/test_models.py tests/compile/test_padded_families.py tests/compile/test_generate.py
 
+# Several processes, the long tests too; `make test` takes the short ones.
+distributed: $(READY)
+	$(PYTEST) -m '' $(ON) tests/distributed
+
 # Continues where it stopped. Options: make conformance OPTIONS="--ops '^linalg' --dtypes float32 --samples 3"
 # The random programs run whether or not the database found differences.
 # In another execution mode: make conformance MODE=fused; on the plug-in: make conformance PLATFORM=xcpu
