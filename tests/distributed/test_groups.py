@@ -214,7 +214,7 @@ def test_torchrun_and_a_message_sent_at_the_end(tmp_path: Path) -> None:
 
 def test_the_example_of_the_page(tmp_path: Path) -> None:
     (code,) = re.findall(r"^```py\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    printed = torchrun(tmp_path, f"{code}print(model.module.weight.grad.norm().item())\n")
+    printed = torchrun(tmp_path, f"{code}print(f'{{model.module.weight.grad.norm().item()}}\\n', end='')\n")
     first, second = map(float, printed.split())
     assert first == second > 0
 
