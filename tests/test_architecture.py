@@ -25,6 +25,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "eager": ({"hlo", "ops", "runtime", "tensor"}, {"numpy", "torch"}),
     "compile": ({"eager", "hlo", "ops", "runtime", "tensor"}, {"functorch", "numpy", "rich", "sympy", "torch"}),
     "device": ({"compile", "eager", "runtime", "tensor"}, {"numpy", "torch"}),
+    "distributed": ({"eager", "hlo", "runtime", "tensor"}, {"numpy", "torch"}),
     "planner": ({"eager", "runtime", "tensor"}, {"numpy", "rich", "torch", "typer"}),
 }
 # Delayed imports, functions that higher layers provide, counts, the registry of patches, progress, bounded tables.
@@ -135,6 +136,71 @@ def circles(imports: dict[str, set[str]]) -> list[list[str]]:
         if not free:
             return [sorted(left)] if left else []
         left = {name: others - free for name, others in left.items() if name not in free}
+
+
+# Package: its parts, each with the parts that it may import besides itself. "" is what lies beside the folders.
+PARTS: dict[str, dict[str, set[str]]] = {
+    "ops": {"core": set(), "tracing": {"core"}, "": {"core", "tracing", "math"}, "math": {"core", ""}},
+    "eager": {
+        "": set(),
+        "program": {""},
+        "host": {"", "program"},
+        "deferred": {"", "program", "host"},
+        "dispatch": {"", "program", "host", "deferred"},
+        "kernels": {"", "host", "dispatch"},
+        "registration": {"", "host", "dispatch", "kernels"},
+    },
+    "compile": {
+        "program": set(),
+        "layers": {"program"},
+        "buckets": {"program"},
+        "frontend": {"program", "layers", "buckets"},
+        "": {"program", "layers", "buckets", "frontend"},
+    },
+}
+
+
+def part_of(module: str, package: str) -> str | None:
+    """The part of a package that a module belongs to; None for the package itself and for modules of others."""
+    top, *rest = module.split(".")[1:] or [""]
+    return None if top != package or not rest else rest[0] if len(rest) > 1 else ""
+
+
+@pytest.mark.parametrize("package", PARTS)
+def test_parts_of_a_package_import_those_below(package: str):
+    parts = PARTS[package]
+    folders = {p.parent.name for p in (SOURCE / package).glob("*/__init__.py")}
+    assert folders == parts.keys() - {""}
+    modules = {module_of(p) for p in FILES}
+    wrong = []
+    for path in FILES:
+        own = part_of(module_of(path), package)
+        for module in imports_of(path.read_text(), modules) if own is not None else ():
+            other = part_of(module, package)
+            if other is not None and module.count(".") > 1 and other != own and other not in parts[own]:
+                wrong.append(f"{module_of(path)} imports {module}")
+    assert wrong == []
+
+
+def test_no_two_files_have_one_name():
+    """Those of `device/public` are named as PyTorch's are."""
+    names = [p.name for p in FILES if not p.name.startswith("__") and "public" not in p.parts]
+    assert [n for n in set(names) if names.count(n) > 1] == []
+
+
+def test_no_two_classes_have_one_name():
+    """Those that files keep for themselves apart, and the two kinds of plan (docs/glossary.md)."""
+    found = re.findall(r"^class ([A-Z]\w*)", "\n".join(p.read_text() for p in FILES), re.M)
+    assert {name for name in found if found.count(name) > 1} == {"Plan"}
+
+
+def test_the_page_lists_every_package_and_part():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+(?:/\w+)?)/` \|.*\|(.*)\|$", page, re.M))
+    assert rows.keys() == {*LAYERS, "demo", *(f"{p}/{part}" for p, parts in PARTS.items() for part in parts if part)}
+    for package, (own, _) in LAYERS.items():
+        if own:
+            assert set(re.findall(r"`(\w+)`", rows[package])) & LAYERS.keys() == own
 
 
 def test_no_file_imports_itself_through_others():

@@ -187,7 +187,7 @@ FIXED = {
     "ops/tracing/cpu_acceptance.py _accepted": "_MOST_ACCEPTED",
     "patching/patch_registry.py _unsaid": "patches",
     "patching/patch_registry.py patches": "one for each change to another package's objects",
-    "ops/families.py _loaded": "families",
+    "ops/core/families.py _loaded": "families",
     "ops/core/registry.py _decompositions": "operators",
     "ops/core/registry.py _families": "operators",
     "ops/core/registry.py _higher_order": "operators",

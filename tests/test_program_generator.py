@@ -19,8 +19,7 @@ from tools.random_programs.shrink import shrink
 from tools.random_programs.state import Comparison, snapshot
 from torch_tpu.eager.kernels import copy
 from torch_tpu.eager.program import plan_table
-from torch_tpu.ops import families
-from torch_tpu.ops.core import registry
+from torch_tpu.ops.core import families, registry
 from torch_tpu.recent import Recent
 
 

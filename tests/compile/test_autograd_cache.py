@@ -263,5 +263,5 @@ def test_the_bytes_of_a_graph() -> None:
         torch.testing.assert_close(after(x), choose(x))
     assert stored_graph.dump(after) == code
     before.graph.output_node().prepend(before.graph.call_function(json.dumps))
-    with pytest.raises(stored_graph.Unstorable, match="dumps"):
+    with pytest.raises(stored_graph.UnstorableGraph, match="dumps"):
         stored_graph.dump(before)

@@ -17,7 +17,7 @@ from tests.compile.test_layers import IDS, _any_size, equals_cpu, layered, train
 from tests.compile.test_outline import Layer, Model, captured, outlined
 from torch_tpu import hooks
 from torch_tpu.compile.layers import layered_program, outline, repetition
-from torch_tpu.compile.layers.differentiate import Region
+from torch_tpu.compile.layers.differentiate import OutlinedPart
 from torch_tpu.compile.program.graph_program import GraphProgram
 from torch_tpu.ops.checkpoint import after
 
@@ -32,7 +32,7 @@ class Checkpointed(Model):
         return self.head(x)
 
 
-def region_of(model: nn.Module) -> tuple[torch.fx.GraphModule, Region]:
+def region_of(model: nn.Module) -> tuple[torch.fx.GraphModule, OutlinedPart]:
     """Dynamo's graph with the equal parts taken out, and what they are."""
     found, region = outline.outline(captured(model, IDS.to("tpu")))
     assert region is not None

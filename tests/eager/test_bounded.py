@@ -31,7 +31,7 @@ def growth(use: Callable[[], object], rounds: int) -> tuple[int, int]:
         for _ in range(rounds):
             use()
         torch.tpu.synchronize()
-        strided.plan.cache_clear()  # which has a bound of its own
+        strided.view_steps.cache_clear()  # which has a bound of its own
         gc.collect()
         counts.append((len(gc.get_objects()), sys.getallocatedblocks()))
     (objects, blocks), (more_objects, more_blocks) = counts

@@ -218,6 +218,7 @@ def test_a_check_of_a_thread_that_has_ended_is_not_lost() -> None:
 def test_memory_is_counted_once_beside_readers() -> None:
     x = torch.ones(SIZE, device="tpu")
     torch.tpu.synchronize()
+    gc.collect()  # what other tests left
     before = torch.accelerator.memory_allocated()
 
     def write() -> None:

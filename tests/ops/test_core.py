@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -10,8 +11,8 @@ import torch
 
 from tools.compare import check, no_fallback
 from torch_tpu import metrics
-from torch_tpu.ops import families
-from torch_tpu.ops.core import derived, registry
+from torch_tpu.eager import kernel_table
+from torch_tpu.ops.core import derived, families, registry
 
 
 def test_write_through_strided_view() -> None:
@@ -84,3 +85,35 @@ def test_a_lowering_gives_a_result_for_each_place_of_the_schema() -> None:
         pytest.raises(AssertionError, match="2 results for 3 returned"),
     ):
         func(grad, x, [3], mean, rstd, weight, bias, [False, True, True])
+
+
+@pytest.mark.parametrize("register", [registry.lower, registry.decompose])
+def test_an_operator_that_pytorch_lacks_is_named(register: Any) -> None:
+    with pytest.raises(ValueError, match=r"has no operator aten::add\.NoSuch, which .*<lambda> lowers"):
+        register("add.NoSuch")(lambda x: x)
+    with pytest.raises(ValueError, match=r"has no operator prims::no_such, which"):
+        register("prims::no_such")(lambda x: x)
+
+
+@pytest.mark.parametrize("register", [registry.lower, registry.decompose])
+@pytest.mark.parametrize("name", ["add.Tensor", "_aminmax"])  # one has a lowering, one a decomposition
+def test_an_operator_lowered_twice_is_named(register: Any, name: str) -> None:
+    families.load()
+    with pytest.raises(ValueError, match=rf"{name} has two lowerings: torch_tpu\.ops\..* and .*<lambda>"):
+        register(name)(lambda x: x)
+
+
+def test_a_higher_order_operator_that_pytorch_lacks_is_named() -> None:
+    with pytest.raises(ValueError, match="has no higher-order operator no_such, which"):
+        registry.lower_higher_order("no_such")(lambda tracer: None)
+    families.load()
+    with pytest.raises(ValueError, match="cond is lowered twice: torch_tpu"):
+        registry.lower_higher_order("cond")(lambda tracer: None)
+
+
+def test_a_kernel_that_pytorch_has_no_operator_for_is_named() -> None:
+    with pytest.raises(ValueError, match=r"has no operator aten::copy_\.NoSuch"):
+        kernel_table.kernel("copy_.NoSuch")(lambda x: x)
+    torch.ones(1, device="tpu")
+    with pytest.raises(ValueError, match="copy_ has two kernels"):
+        kernel_table.kernel("copy_")(lambda x: x)

@@ -76,7 +76,7 @@ from torch_tpu.runtime.process_client import client
 
 def keys():
     hooks.forget_programs()
-    client().observer = record = Record()
+    client().listener = record = Record()
     x = torch.randn(16, 16, device="tpu")
     (x @ x + 1).sum().item()
     return sorted(run.program.key for run in record.runs)

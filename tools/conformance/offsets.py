@@ -34,7 +34,7 @@ def check(subject: Subject, sample: Any, strided: bool) -> None:
 
 
 def _calls(
-    subject: Subject, sample: Any, kind: str, place: placement.Place, at: tuple[int, ...]
+    subject: Subject, sample: Any, kind: str, place: placement.CallSite, at: tuple[int, ...]
 ) -> Iterator[tuple[str, Any]]:
     for turn in (0, 1, 2, 0):
 

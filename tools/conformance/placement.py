@@ -131,4 +131,4 @@ def _flat(t: torch.Tensor) -> torch.Tensor:
     return t.as_strided((t.untyped_storage().nbytes() // t.element_size(),), (1,), 0)
 
 
-Place = Callable[[torch.Tensor, int], torch.Tensor]
+CallSite = Callable[[torch.Tensor, int], torch.Tensor]

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map
 
 from tools.operators.examples import Example, examples
 from torch_tpu.eager.kernel_table import HANDWRITTEN
-from torch_tpu.eager.kernels.host_only import OnHost, Refused
+from torch_tpu.eager.kernels.host_only import CpuKernel, Refused
 from torch_tpu.eager.program import plan, plan_table, plan_tracing, stored_plans
 from torch_tpu.eager.registration import register
 from torch_tpu.ops.core import derived, registry
@@ -131,7 +131,7 @@ def _answer(name: str) -> Answer:
     short = name.removeprefix("aten::")
     func = overload(name)
     kernel = register.kernel_for(name)
-    if isinstance(kernel, OnHost):
+    if isinstance(kernel, CpuKernel):
         return Answer(Kind.FALLBACK, kernel.reason)
     kind = _kind(name, func, kernel)
     impossible = _reason(_IMPOSSIBLE, short)

@@ -58,7 +58,7 @@ def compile_graph(
     from torch_tpu.compile.layers.layered_program import Layers, are_worth_it
 
     title, family = _title(graph), Family()
-    outlined: list[outline.Region] = []
+    outlined: list[outline.OutlinedPart] = []
 
     def outlined_graph(captured: torch.fx.GraphModule, _: Sequence[Any]) -> torch.fx.GraphModule:
         copy, region = outline.outline(captured)

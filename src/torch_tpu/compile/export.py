@@ -30,7 +30,7 @@ from torch.utils._pytree import (
     tree_unflatten,
 )
 
-from torch_tpu.compile.exported import Argument, Exported, Result
+from torch_tpu.compile.exported import Exported, ExportedArgument, Result
 from torch_tpu.eager.program.plan import new_target
 from torch_tpu.hlo import artifact, module
 from torch_tpu.hlo.array import Array
@@ -241,7 +241,7 @@ def _build(call: _Call, graph: fx.GraphModule) -> Exported:
             "export what comes before and after it separately."
         ) from error
     if not artifact.drop_last_parameter(built):
-        arguments.append(Argument("random_state", "random state", *_RANDOM_STATE))
+        arguments.append(ExportedArgument("random_state", "random state", *_RANDOM_STATE))
     artifact.name(built, [a.name for a in arguments], [r.name for r in results])
     return Exported(
         call.name,
@@ -261,5 +261,5 @@ def _parameters(call: _Call) -> set[str]:
     return set() if call.module is None else {name for name, _ in call.module.named_parameters()}
 
 
-def _argument(name: str, kind: str, tensor: torch.Tensor) -> Argument:
-    return Argument(name, kind, tuple(tensor.shape), tensor.dtype)
+def _argument(name: str, kind: str, tensor: torch.Tensor) -> ExportedArgument:
+    return ExportedArgument(name, kind, tuple(tensor.shape), tensor.dtype)

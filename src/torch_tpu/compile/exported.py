@@ -19,7 +19,7 @@ from torch_tpu.tensor.transfer import to_numpy
 
 
 @dataclass(frozen=True)
-class Argument:
+class ExportedArgument:
     """An argument of `main`.
 
     Attributes:
@@ -65,7 +65,7 @@ class Exported:
 
     name: str
     platform: str
-    arguments: tuple[Argument, ...]
+    arguments: tuple[ExportedArgument, ...]
     results: tuple[Result, ...]
     constants: dict[str, Any]
     structure: TreeSpec
@@ -135,5 +135,5 @@ class Exported:
         return f"Exported({self.name} for {self.platform}: ({taken}) -> ({given}))"
 
 
-def _short(spec: Argument | Result) -> str:
+def _short(spec: ExportedArgument | Result) -> str:
     return f"{types.numpy_dtype(spec.dtype).name}{list(spec.shape)}"

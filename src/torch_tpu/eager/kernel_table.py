@@ -18,7 +18,14 @@ def kernel(*names: str) -> Callable[[Function], Function]:
     def register(function: Function) -> Function:
         for name in names:
             if name in HANDWRITTEN:
-                raise ValueError(f"{name} has two kernels")
+                raise ValueError(f"{name} has two kernels: {HANDWRITTEN[name]} and {function}")
+            packet, _, overload = name.partition(".")
+            try:
+                torch._C._dispatch_find_schema_or_throw(f"aten::{packet}", overload)
+            except RuntimeError:
+                raise ValueError(
+                    f"PyTorch {torch.__version__} has no operator aten::{name}, of which {function} is the kernel"
+                ) from None
             HANDWRITTEN[name] = function
         return function
 

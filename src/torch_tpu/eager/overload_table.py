@@ -17,8 +17,7 @@ from torch._ops import OpOverload
 
 import torch_tpu.ops.convolution_shapes
 import torch_tpu.ops.private_operators  # noqa: F401  (defines those of the device)
-from torch_tpu.ops import families
-from torch_tpu.ops.core import derived, registry, schema
+from torch_tpu.ops.core import derived, families, registry, schema
 from torch_tpu.ops.core.schema import signature
 from torch_tpu.runtime import disk_cache, fingerprint
 

@@ -8,7 +8,7 @@ Reading walks the view's dimensions from the largest stride to the smallest. At 
 dimension of n entries with stride s takes n sub-rows of it, either along a dimension the base already has, or after
 reshaping the row to [rows, s]. Views whose dimensions don't nest this way (overlapping windows) become a gather.
 
-Where a slice starts is data, not structure: `plan` returns the starts beside the steps, so that `x[i]` with another
+Where a slice starts is a dynamic argument: `view_steps` returns the starts beside the steps, so that `x[i]` with another
 i is the same program with another argument.
 """
 
@@ -130,7 +130,7 @@ class Slice:
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     moving: tuple[int, ...]
-    first: int  # where this step's entries begin in the starts of the whole plan
+    first: int  # where this step's entries begin in the starts of all steps
 
     def _block(self) -> list[int]:
         return [(size - 1) * stride + 1 for size, stride in zip(self.sizes, self.strides, strict=True)]
@@ -401,7 +401,7 @@ def _take_level(plan: _Plan, done: int, size: int, stride: int, offset: int, inn
 
 
 @lru_cache(maxsize=4096)
-def plan(
+def view_steps(
     base_sizes: tuple[int, ...],
     base_strides: tuple[int, ...],
     sizes: tuple[int, ...],

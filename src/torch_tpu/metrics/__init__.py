@@ -74,7 +74,7 @@ def _made(program: programs.Made) -> dict[str, Any]:
     }
 
 
-def _graph(graph: programs.Graph) -> dict[str, Any]:
+def _graph(graph: programs.CapturedGraph) -> dict[str, Any]:
     return {
         "name": graph.name,
         "line": user_lines.where(graph.place),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch_tpu.metrics import counts, user_lines
-from torch_tpu.metrics.user_lines import Place
+from torch_tpu.metrics.user_lines import CallSite
 
 # Lines remembered; what happens at others is counted as "elsewhere".
 MOST_PLACES = 4096
@@ -28,7 +28,7 @@ class Line:
 class _Entry:
     __slots__ = ("count", "detail", "place")
 
-    def __init__(self, place: Place, detail: str) -> None:
+    def __init__(self, place: CallSite, detail: str) -> None:
         self.count = 0
         self.place = place
         self.detail = detail
@@ -38,7 +38,7 @@ class _Entry:
 _entries: dict[tuple[str, str, int, int], _Entry] = {}
 
 
-def note(kind: str, what: str, detail: str = "", place: Place = None) -> None:
+def note(kind: str, what: str, detail: str = "", place: CallSite = None) -> None:
     """Counts an event as `<kind>::<what>`, and at a place of the user's program.
 
     Args:
@@ -89,7 +89,7 @@ def waited_for() -> str | None:
 
 def lines(kind: str) -> list[Line]:
     """Every event of a kind by line, most frequent first."""
-    found: dict[tuple[str, str, str], tuple[int, Place]] = {}
+    found: dict[tuple[str, str, str], tuple[int, CallSite]] = {}
     for (its_kind, what, *_), entry in list(_entries.items()):
         if its_kind == kind:
             what = "bool" if what == "item" and _decides(entry.place) else what
@@ -99,12 +99,12 @@ def lines(kind: str) -> list[Line]:
     return sorted(_sorted_lines(found), key=lambda event: -event.count)
 
 
-def _sorted_lines(found: dict[tuple[str, str, str], tuple[int, Place]]) -> Iterator[Line]:
+def _sorted_lines(found: dict[tuple[str, str, str], tuple[int, CallSite]]) -> Iterator[Line]:
     for (what, detail, line), (count, place) in sorted(found.items()):
         yield Line(what, detail, line, user_lines.source_of(place), count)
 
 
-def _decides(place: Place) -> bool:
+def _decides(place: CallSite) -> bool:
     """Whether the instruction at a place asks a value for its truth: `if x`, `not x`, `x and y`."""
     if place is None:
         return False

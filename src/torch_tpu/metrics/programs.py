@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch_tpu.metrics import counts, user_lines
-from torch_tpu.metrics.user_lines import Place
+from torch_tpu.metrics.user_lines import CallSite
 from torch_tpu.recent import Recent
 
 Fields = Mapping[str, str]
@@ -44,12 +44,12 @@ class Made:
     kind: str
     name: str
     reason: str
-    place: Place
+    place: CallSite
     after: int
 
 
 @dataclass
-class Graph:
+class CapturedGraph:
     """A graph that torch.compile captured.
 
     Attributes:
@@ -62,7 +62,7 @@ class Graph:
 
     name: str
     reason: str
-    place: Place
+    place: CallSite
     refused: str = ""
     by_operator: int = 0
     in_pieces: int = 0
@@ -85,10 +85,10 @@ class Break:
 
 log: deque[Made] = deque(maxlen=MOST_LOGGED)
 # Those that were captured, or had a program made or ran otherwise, since the reset.
-graphs: Recent[str, Graph] = Recent(MOST_GRAPHS)
+graphs: Recent[str, CapturedGraph] = Recent(MOST_GRAPHS)
 breaks: Counter[Break] = Counter()
 # What is known of what was made before a reset: each graph as it was captured,
-_captured: Recent[str, Graph] = Recent(MOST_GRAPHS)
+_captured: Recent[str, CapturedGraph] = Recent(MOST_GRAPHS)
 # the programs of each name,
 _earlier: Recent[str, deque[Fields]] = Recent(MOST_NAMES)
 # the operator program of each plan number, and the fused programs made so far as counts of plan numbers.
@@ -171,18 +171,18 @@ def _distance(one: Counter[int], other: Counter[int]) -> int:
     return (one - other).total() + (other - one).total()
 
 
-def _graph(name: str) -> Graph:
+def _graph(name: str) -> CapturedGraph:
     """A graph of the list; one that was captured before the reset joins it again, without what it did then."""
     found = graphs.find(name)
     if found is None:
-        known = _captured.find(name) or Graph(name, "", user_lines.here_or_backward())
+        known = _captured.find(name) or CapturedGraph(name, "", user_lines.here_or_backward())
         found = graphs.keep(name, replace(known, made=deque(maxlen=MOST_OF_GRAPH)))
     return found
 
 
 def captured(name: str, reason: str, is_padded: bool = False) -> None:
     """Logs a graph that torch.compile captured; `is_padded` if sizes that vary are rounded up."""
-    _captured.keep(name, Graph(name, reason, user_lines.here_or_backward(), is_padded=is_padded))
+    _captured.keep(name, CapturedGraph(name, reason, user_lines.here_or_backward(), is_padded=is_padded))
     graphs.forget(name)
     _graph(name)
 
@@ -216,7 +216,7 @@ def specialised(name: str, reason: str) -> None:
     _graph(name).unpadded = reason
 
 
-def _refused(name: str, reason: str) -> Graph:
+def _refused(name: str, reason: str) -> CapturedGraph:
     graph = _graph(name)
     graph.refused = reason
     return graph

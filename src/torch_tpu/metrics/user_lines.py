@@ -9,7 +9,7 @@ import sys
 from types import CodeType, FrameType
 
 # Code and the instruction it was at: cheaper to take than a line.
-Place = tuple[CodeType, int] | None
+CallSite = tuple[CodeType, int] | None
 
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -38,7 +38,7 @@ def is_user_code(code: CodeType) -> bool:
     return found
 
 
-def here(depth: int = 1) -> Place:
+def here(depth: int = 1) -> CallSite:
     """The innermost place of the user's program in this thread, looked for from `depth` frames above the caller on."""
     try:
         frame: FrameType | None = sys._getframe(depth)
@@ -53,7 +53,7 @@ def here(depth: int = 1) -> Place:
     return None
 
 
-def here_or_backward() -> Place:
+def here_or_backward() -> CallSite:
     """`here`, or the call of `backward` that waits in another thread where PyTorch runs this one for it."""
     return here(2) or next(filter(None, map(_of_backward, sys._current_frames().values())), None)
 
@@ -64,7 +64,7 @@ def user_frame() -> FrameType | None:
     return found or next(filter(None, map(_frame_of_backward, sys._current_frames().values())), None)
 
 
-def _of_backward(innermost: FrameType) -> Place:
+def _of_backward(innermost: FrameType) -> CallSite:
     frame = _frame_of_backward(innermost)
     return None if frame is None else (frame.f_code, frame.f_lasti)
 
@@ -82,7 +82,7 @@ def _innermost_of_user(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
-def line_of(place: Place) -> int:
+def line_of(place: CallSite) -> int:
     """The line number of a place; 0 where it is unknown."""
     if place is None:
         return 0
@@ -91,11 +91,11 @@ def line_of(place: Place) -> int:
     return line or code.co_firstlineno
 
 
-def where(place: Place) -> str:
+def where(place: CallSite) -> str:
     """`file:line` of a place."""
     return "an unknown place" if place is None else f"{place[0].co_filename}:{line_of(place)}"
 
 
-def source_of(place: Place) -> str:
+def source_of(place: CallSite) -> str:
     """The source text of a place's line, where the file is still there."""
     return "" if place is None else linecache.getline(place[0].co_filename, line_of(place)).strip()

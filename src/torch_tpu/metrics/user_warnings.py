@@ -10,7 +10,7 @@ import warnings
 from typing import Any
 
 from torch_tpu.metrics import user_lines
-from torch_tpu.metrics.user_lines import Place
+from torch_tpu.metrics.user_lines import CallSite
 from torch_tpu.recent import Recent
 
 # What Python has shown for lines whose frames are gone, by file; for others it keeps that in their module.
@@ -18,7 +18,7 @@ _shown: Recent[str, dict[Any, Any]] = Recent(1000)
 _MOST_SHOWN = 1000
 
 
-def warn(message: str, category: type[Warning] = UserWarning, place: Place = None) -> None:
+def warn(message: str, category: type[Warning] = UserWarning, place: CallSite = None) -> None:
     """Warns of what the user's program does, at the line that it is at.
 
     Args:

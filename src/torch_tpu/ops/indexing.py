@@ -66,7 +66,7 @@ def wrapped(index: Array, size: int) -> Array:
 # --- regions -----------------------------------------------------------------------------------------------------
 
 
-class Region(NamedTuple):
+class IndexedElements(NamedTuple):
     """The elements of a tensor that index tensors address, in the terms of StableHLO's gather and scatter.
 
     Attributes:
@@ -82,7 +82,7 @@ class Region(NamedTuple):
     shape: tuple[int, ...]
 
 
-def region(shape: Sequence[int], indices: Mapping[int, Array], at: int = 0) -> Region:
+def region(shape: Sequence[int], indices: Mapping[int, Array], at: int = 0) -> IndexedElements:
     """The region of a tensor of `shape` addressed by non-negative indices, which broadcast together.
 
     Args:
@@ -95,15 +95,15 @@ def region(shape: Sequence[int], indices: Mapping[int, Array], at: int = 0) -> R
     dtype = torch.int32 if max(shape, default=0) < 2**31 else torch.int64
     coordinates = hlo.stack([hlo.broadcast_to(hlo.convert(i, dtype), block) for i in indices.values()], len(block))
     window_dims = [d if d < at else d + len(block) for d in range(len(others))]
-    return Region(coordinates, dims, window_dims, (*others[:at], *block, *others[at:]))
+    return IndexedElements(coordinates, dims, window_dims, (*others[:at], *block, *others[at:]))
 
 
-def elements(shape: Sequence[int], dim: int, index: Array) -> Region:
+def elements(shape: Sequence[int], dim: int, index: Array) -> IndexedElements:
     """One element for each entry of `index`: at its own position, but for `dim`, where the entry says."""
     return region(shape, {d: index if d == dim else hlo.iota(index.shape, d) for d in range(len(shape))})
 
 
-def read(x: Array, where: Region) -> Array:
+def read(x: Array, where: IndexedElements) -> Array:
     """The elements of a region."""
     if 0 in where.shape or not x.size:
         return hlo.zeros(where.shape, x.dtype)
@@ -117,7 +117,7 @@ def read(x: Array, where: Region) -> Array:
     )
 
 
-def combined(x: Array, where: Region, updates: Array, combine: Combine) -> Array:
+def combined(x: Array, where: IndexedElements, updates: Array, combine: Combine) -> Array:
     """`x` with `combine(old, update)` in a region, one update after the other; those out of bounds are left out."""
     if 0 in where.shape:
         return x
@@ -132,12 +132,12 @@ def combined(x: Array, where: Region, updates: Array, combine: Combine) -> Array
     )[0]
 
 
-def replaced(x: Array, where: Region, updates: Array) -> Array:
+def replaced(x: Array, where: IndexedElements, updates: Array) -> Array:
     """`x` with new values in a region; of several for one element the last counts."""
     return combined(x, where, updates, lambda old, new: new)
 
 
-def added(x: Array, where: Region, updates: Array) -> Array:
+def added(x: Array, where: IndexedElements, updates: Array) -> Array:
     """`x` with the updates added to a region, in the dtype PyTorch accumulates in."""
     if x.dtype is torch.bool:
         return combined(x, where, updates, hlo.or_)
@@ -173,7 +173,7 @@ def gather(x: Array, dim: int, index: Array, *, sparse_grad: bool = False, out: 
     return hlo.reshape(read(x, elements(x.shape, dim, index)), out.shape)
 
 
-def _flat(x: Array, index: Array, check: Check) -> Region:
+def _flat(x: Array, index: Array, check: Check) -> IndexedElements:
     message = f"out of range: tried to access index {{}} on a tensor of {x.size} elements."
     check_bounds(check, index, x.size, message, low=-x.size)
     return region((x.size,), {0: wrapped(index, x.size)})

@@ -15,7 +15,7 @@ from torch_tpu.ops.core.registry import Check, Spec, lower
 from torch_tpu.ops.indexing import (
     OUT_OF_BOUNDS,
     OUT_OF_RANGE,
-    Region,
+    IndexedElements,
     added,
     at_least_1d,
     check_bounds,
@@ -31,7 +31,7 @@ from torch_tpu.ops.subscript import rank, true_elements
 # --- scatter: one element for each index -------------------------------------------------------------------------
 
 
-def _target(x: Array, dim: int, index: Array, check: Check) -> tuple[Array, Region]:
+def _target(x: Array, dim: int, index: Array, check: Check) -> tuple[Array, IndexedElements]:
     """`x` with at least one dimension, and the region `index` addresses in it."""
     x, index = at_least_1d(x), at_least_1d(index)
     dim %= x.ndim
@@ -39,7 +39,7 @@ def _target(x: Array, dim: int, index: Array, check: Check) -> tuple[Array, Regi
     return x, elements(x.shape, dim, index)
 
 
-def _source(source: Array, where: Region) -> Array:
+def _source(source: Array, where: IndexedElements) -> Array:
     """The part of a source, which may be larger than the index, that is scattered."""
     return hlo.slice_(at_least_1d(source), [0] * len(where.shape), where.shape)
 
@@ -90,7 +90,7 @@ _REDUCTIONS: dict[str, tuple[Callable[[Array, Array], Array], Callable[[torch.dt
 }
 
 
-def _reduced(x: Array, where: Region, source: Array, reduce: str, include_self: bool) -> Array:
+def _reduced(x: Array, where: IndexedElements, source: Array, reduce: str, include_self: bool) -> Array:
     """`x` with the source reduced into a region; without the old elements of that region unless `include_self`."""
     combine, neutral = _REDUCTIONS[reduce]
     if x.dtype is torch.bool:
@@ -127,7 +127,7 @@ def _slices(
     error: type[Exception] = IndexError,
     *,
     from_end: bool = False,
-) -> tuple[Array, Region]:
+) -> tuple[Array, IndexedElements]:
     """`x` with at least one dimension, and the slices `index` addresses in it."""
     x, index = at_least_1d(x), at_least_1d(index)
     dim %= x.ndim
@@ -138,7 +138,7 @@ def _slices(
     return x, region(x.shape, {dim: wrapped(index, size) if from_end else index}, dim)
 
 
-def _sources(source: Array, where: Region) -> Array:
+def _sources(source: Array, where: IndexedElements) -> Array:
     """A slice for each index."""
     source = at_least_1d(source)
     if source.size == math.prod(where.shape) and source.shape != where.shape and max(source.ndim, len(where.shape)) > 1:

@@ -11,7 +11,7 @@ from torch_tpu.hlo import structured
 from torch_tpu.hlo.array import Array, ArrayLike
 from torch_tpu.ops.core.promotion import compute_dtype
 from torch_tpu.ops.core.registry import Check, Spec, lower
-from torch_tpu.ops.indexing import Region, combined, read, region
+from torch_tpu.ops.indexing import IndexedElements, combined, read, region
 from torch_tpu.ops.scan import cumulative_sum
 from torch_tpu.ops.search import binary_search
 
@@ -37,7 +37,7 @@ def _segment_of(lengths: Array, size: int) -> Array:
     return binary_search(ends, positions, lambda end, i: end <= i)
 
 
-def _region(shape: tuple[int, ...], segment: Array) -> Region:
+def _region(shape: tuple[int, ...], segment: Array) -> IndexedElements:
     """Of a tensor with a row per segment, the row of each position."""
     axis = segment.ndim - 1
     return region(shape, {d: segment if d == axis else hlo.iota(segment.shape, d) for d in range(axis + 1)})

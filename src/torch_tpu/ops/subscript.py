@@ -15,13 +15,13 @@ from torch_tpu.hlo.array import Array
 from torch_tpu.hlo.types import type_name
 from torch_tpu.ops.core.promotion import compute_dtype
 from torch_tpu.ops.core.registry import Check, NoLowering, lower
-from torch_tpu.ops.indexing import OUT_OF_BOUNDS, Region, added, check_bounds, read, region, replaced, wrapped
+from torch_tpu.ops.indexing import OUT_OF_BOUNDS, IndexedElements, added, check_bounds, read, region, replaced, wrapped
 from torch_tpu.ops.scan import cumulative_sum
 
 MASKS = (torch.bool, torch.uint8)
 
 
-def _indexed(x: Array, indices: Sequence[Array | None], check: Check | None) -> Region:
+def _indexed(x: Array, indices: Sequence[Array | None], check: Check | None) -> IndexedElements:
     """The region of `x[indices]`: indices next to each other leave their dimensions there, others put them first."""
     given = {d: i for d, i in enumerate(indices) if i is not None}
     dims = list(given)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from torch_tpu.planner import compiling
 from torch_tpu.runtime.disk_cache import DiskCache
-from torch_tpu.runtime.topology import Program, TopologyClient
+from torch_tpu.runtime.topology import AheadOfTimeProgram, TopologyClient
 
 
 def save(
-    folder: Path, programs: Iterable[Program], client: TopologyClient, progress: Callable[[int, int], None]
+    folder: Path, programs: Iterable[AheadOfTimeProgram], client: TopologyClient, progress: Callable[[int, int], None]
 ) -> int:
     """Writes the executable of each program to a folder in the format of the disk cache; returns how many.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch_tpu.runtime.analysis import Analysis
 from torch_tpu.runtime.client import client_errors
-from torch_tpu.runtime.topology import Program
+from torch_tpu.runtime.topology import AheadOfTimeProgram
 
 WORKERS = 2
 # The two ways in which libtpu 0.0.52 says that a program needs more memory than there is.
@@ -36,7 +36,9 @@ class Refusal:
 Answer = Analysis | Refusal
 
 
-def analyse(programs: Iterable[Program], progress: Callable[[int, int], None]) -> dict[Program, Answer]:
+def analyse(
+    programs: Iterable[AheadOfTimeProgram], progress: Callable[[int, int], None]
+) -> dict[AheadOfTimeProgram, Answer]:
     """The compiler's answer for each program.
 
     Args:
@@ -44,7 +46,7 @@ def analyse(programs: Iterable[Program], progress: Callable[[int, int], None]) -
     """
     unique = list(dict.fromkeys(programs))
     progress(0, len(unique))
-    answers: dict[Program, Answer] = {}
+    answers: dict[AheadOfTimeProgram, Answer] = {}
     with ThreadPoolExecutor(WORKERS) as pool:
         waiting = {pool.submit(_answer, p): p for p in sorted(unique, key=_size, reverse=True)}
         try:
@@ -57,11 +59,11 @@ def analyse(programs: Iterable[Program], progress: Callable[[int, int], None]) -
     return answers
 
 
-def _size(program: Program) -> int:
+def _size(program: AheadOfTimeProgram) -> int:
     return sum(1 for f in program.module.body.operations for _ in f.regions[0].blocks[0].operations)
 
 
-def _answer(program: Program) -> Answer:
+def _answer(program: AheadOfTimeProgram) -> Answer:
     try:
         return program.analysis()
     except client_errors() as error:

@@ -58,7 +58,7 @@ class Instruction:
 
 
 @dataclass
-class Operation:
+class HloOperation:
     """What one operation costs, all its repetitions together.
 
     Attributes:
@@ -79,22 +79,22 @@ class Operation:
 
 
 @dataclass
-class Read:
+class ReadProgram:
     """A program's operations, and the layouts of its parameters and results."""
 
-    operations: list[Operation] = field(default_factory=list)
+    operations: list[HloOperation] = field(default_factory=list)
     parameters: tuple[Shape, ...] = ()
     results: tuple[Shape, ...] = ()
 
 
-def read(text: str, machine: Machine) -> Read:
+def read(text: str, machine: Machine) -> ReadProgram:
     """The operations in the text of a module; none if it is empty."""
     computations, entry = _computations(text)
     begin = text.find(_ENTRY_LAYOUT) + len(_ENTRY_LAYOUT)
     given, _, returned = text[begin : _closing(text, begin)].partition(")->") if computations else ("", "", "")
     parameters, results = tuple(shapes(given)), tuple(shapes(returned))
     found = list(_costs(computations, entry, machine, 1)) if entry else []
-    return Read(found, parameters, results)
+    return ReadProgram(found, parameters, results)
 
 
 def _computations(text: str) -> tuple[dict[str, dict[str, Instruction]], str]:
@@ -132,7 +132,7 @@ def _closing(text: str, begin: int) -> int:
 
 def _costs(
     computations: dict[str, dict[str, Instruction]], name: str, machine: Machine, times: int
-) -> Iterator[Operation]:
+) -> Iterator[HloOperation]:
     instructions = computations.get(name, {})
     for i in instructions.values():
         if i.opcode in _FREE:
@@ -151,7 +151,7 @@ def _cost(
     computations: dict[str, dict[str, Instruction]],
     machine: Machine,
     times: int,
-) -> Operation:
+) -> HloOperation:
     inner = [x for called in i.called for x in computations.get(called, {}).values()]
     opcodes = {i.opcode, *(x.opcode for x in inner)}
     moved = float(_bytes(i, around, inner))
@@ -165,7 +165,7 @@ def _cost(
         seconds = min(by_cycles, by_bytes) if by_cycles else by_bytes
     name = _NAME.search(i.attributes) or next(filter(None, (_NAME.search(x.attributes) for x in reversed(inner))), None)
     collective = sum(s.bytes for s in i.shapes) if _COLLECTIVE.match(i.opcode) else 0
-    return Operation(
+    return HloOperation(
         name[1] if name else "",
         _kind(i, opcodes),
         seconds * times,

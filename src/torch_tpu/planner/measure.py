@@ -13,9 +13,9 @@ from torch_tpu.planner.compiling import Answer, Refusal
 from torch_tpu.planner.figures import Held, HostWait, Memory, Operation, Plan, ProgramFigures
 from torch_tpu.planner.machine import Machine
 from torch_tpu.planner.recorder import INPUT, OTHER, ROLES, Record, Run, Thing, places_of_results
-from torch_tpu.planner.script import Window
+from torch_tpu.planner.script import StepWindow
 from torch_tpu.runtime.analysis import Analysis
-from torch_tpu.runtime.topology import Program
+from torch_tpu.runtime.topology import AheadOfTimeProgram
 
 TEMPORARIES, CODE = "temporaries", "code"
 PARTS = (*ROLES, TEMPORARIES, CODE)
@@ -31,13 +31,13 @@ class Compiled:
     """A program, the compiler's answer and what its HLO says."""
 
     answer: Answer
-    read: hlo_text.Read
+    read: hlo_text.ReadProgram
 
 
 def measure(
     record: Record,
-    window: Window,
-    answers: Mapping[Program, Answer],
+    window: StepWindow,
+    answers: Mapping[AheadOfTimeProgram, Answer],
     machine: Machine,
     target: str,
     tokens: int = 0,
@@ -50,7 +50,7 @@ def measure(
         tokens, samples: of a step, where the caller knows better than what is found in the batch.
     """
     compiled = {
-        p: Compiled(a, hlo_text.read(a.hlo, machine) if isinstance(a, Analysis) else hlo_text.Read())
+        p: Compiled(a, hlo_text.read(a.hlo, machine) if isinstance(a, Analysis) else hlo_text.ReadProgram())
         for p, a in answers.items()
     }
     runs = record.runs[window.begin : window.end]
@@ -96,7 +96,9 @@ def measure(
     )
 
 
-def _float32(times: Mapping[Program, int], compiled: Mapping[Program, Compiled]) -> dict[str, float]:
+def _float32(
+    times: Mapping[AheadOfTimeProgram, int], compiled: Mapping[AheadOfTimeProgram, Compiled]
+) -> dict[str, float]:
     found: dict[str, float] = defaultdict(float)
     for program, runs in times.items():
         for o in compiled[program].read.operations:
@@ -113,7 +115,7 @@ def _verdict(memory: Memory, refused: Sequence[ProgramFigures]) -> str:
     return f"fits: {gib} at the peak" if memory.fits and not refused else f"does not fit: needs {gib}"
 
 
-def _program(program: Program, runs: int, compiled: Compiled, machine: Machine) -> ProgramFigures:
+def _program(program: AheadOfTimeProgram, runs: int, compiled: Compiled, machine: Machine) -> ProgramFigures:
     answer, read = compiled.answer, compiled.read
     count = sum(1 for _ in program.module.body.operations)
     if isinstance(answer, Refusal):
@@ -161,7 +163,9 @@ def split_place(name: str) -> tuple[str, str]:
     return (lines[-1] if lines else ""), operator
 
 
-def _operations(times: Mapping[Program, int], compiled: Mapping[Program, Compiled], total: float) -> list[Operation]:
+def _operations(
+    times: Mapping[AheadOfTimeProgram, int], compiled: Mapping[AheadOfTimeProgram, Compiled], total: float
+) -> list[Operation]:
     grouped: dict[tuple[str, str, str], list[float]] = {}
     for program, runs in times.items():
         for o in compiled[program].read.operations:
@@ -176,7 +180,7 @@ def _operations(times: Mapping[Program, int], compiled: Mapping[Program, Compile
     ]
 
 
-def _waits(record: Record, window: Window) -> list[HostWait]:
+def _waits(record: Record, window: StepWindow) -> list[HostWait]:
     found: dict[tuple[str, bool], list[int]] = {}
     for n, read in enumerate(record.reads):
         # A training step ends with the optimizer's; what is read behind it counts with the next.
@@ -190,7 +194,7 @@ def _waits(record: Record, window: Window) -> list[HostWait]:
     ]
 
 
-def batch(record: Record, window: Window) -> tuple[int, int]:
+def batch(record: Record, window: StepWindow) -> tuple[int, int]:
     """Samples and tokens of a step: of the largest kind of integer matrix among what the step reads, else of the
     largest other array; what the host wrote for this step comes before what it wrote earlier."""
     used = {t for run in record.runs[window.begin : window.end] for t in run.arguments if t.shape}
@@ -217,7 +221,7 @@ def batch(record: Record, window: Window) -> tuple[int, int]:
 class _Sizes:
     """How many bytes values take as the compiler lays them out."""
 
-    def __init__(self, compiled: Mapping[Program, Compiled]) -> None:
+    def __init__(self, compiled: Mapping[AheadOfTimeProgram, Compiled]) -> None:
         self.results = {p: c.read.results for p, c in compiled.items()}
         self.usual: dict[tuple[str, tuple[int, ...]], int] = {}
         for c in compiled.values():
@@ -240,7 +244,7 @@ def hlo_dtype(name: str) -> str:
 
 
 def _memory(
-    record: Record, window: Window, compiled: Mapping[Program, Compiled], machine: Machine
+    record: Record, window: StepWindow, compiled: Mapping[AheadOfTimeProgram, Compiled], machine: Machine
 ) -> tuple[Memory, dict[str, int]]:
     """The memory of a step, and what of its peak is padding."""
     sizes = _Sizes(compiled)
@@ -279,7 +283,7 @@ def _memory(
     return memory, dict(padding)
 
 
-def _temporaries(run: Run, compiled: Mapping[Program, Compiled], sizes: _Sizes) -> int:
+def _temporaries(run: Run, compiled: Mapping[AheadOfTimeProgram, Compiled], sizes: _Sizes) -> int:
     """Scratch memory of a program, less the results that take the place of arguments."""
     answer = compiled[run.program].answer
     if isinstance(answer, Analysis):
@@ -288,7 +292,7 @@ def _temporaries(run: Run, compiled: Mapping[Program, Compiled], sizes: _Sizes) 
 
 
 def _held(record: Record, during: int, sizes: _Sizes) -> list[Held]:
-    lines: dict[Program, list[str]] = {}
+    lines: dict[AheadOfTimeProgram, list[str]] = {}
     grouped: dict[tuple[str, str, tuple[int, ...], str], list[int]] = {}
     for thing in record.living(during):
         line = thing.place
@@ -303,7 +307,7 @@ def _held(record: Record, during: int, sizes: _Sizes) -> list[Held]:
     return [Held(role, dtype, shape, n, b, line) for (role, dtype, shape, line), (n, b) in ranked]
 
 
-def _setup_peak(record: Record, window: Window, sizes: _Sizes) -> int:
+def _setup_peak(record: Record, window: StepWindow, sizes: _Sizes) -> int:
     changes: dict[int, int] = defaultdict(int)
     for thing in record.things:
         changes[thing.born] += sizes.of(thing)

@@ -21,7 +21,7 @@ import torch
 from torch_tpu import metrics
 from torch_tpu.metrics import user_lines
 from torch_tpu.runtime.client import Buffer
-from torch_tpu.runtime.topology import Placeholder, Program
+from torch_tpu.runtime.topology import AheadOfTimeProgram, Placeholder
 from torch_tpu.tensor.storage import Value
 
 PARAMETER, GRADIENT, STATE, INPUT, OTHER = "parameters", "gradients", "optimizer state", "inputs", "activations"
@@ -44,7 +44,7 @@ class Thing:
     nbytes: int
     born: int
     role: str = OTHER
-    program: Program | None = None
+    program: AheadOfTimeProgram | None = None
     result: int = 0
     place: str = ""
     died: int | None = None
@@ -54,13 +54,13 @@ class Thing:
 class Run:
     """A program that would have run."""
 
-    program: Program
+    program: AheadOfTimeProgram
     arguments: tuple[Thing, ...]
     results: tuple[Thing, ...]
 
 
 @dataclass(frozen=True)
-class Read:
+class HostRead:
     """The host reads a value, after so many programs."""
 
     after: int
@@ -70,7 +70,7 @@ class Read:
 
 
 class Record:
-    """The observer of a topology's client.
+    """The listener of a topology's client.
 
     Attributes:
         runs, reads: in their order.
@@ -80,11 +80,11 @@ class Record:
 
     def __init__(self) -> None:
         self.runs: list[Run] = []
-        self.reads: list[Read] = []
+        self.reads: list[HostRead] = []
         self.things: list[Thing] = []
         self.modules: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._donations: dict[Program, tuple[int, ...]] = {}
+        self._donations: dict[AheadOfTimeProgram, tuple[int, ...]] = {}
         self._pending: dict[int, tuple[weakref.ref[Value], str]] = {}
         self._living: dict[int, Thing] = {}
         self._references: dict[int, weakref.ref[Placeholder]] = {}
@@ -97,7 +97,7 @@ class Record:
             thing.place = user_lines.where(user_lines.here_or_backward())
             thing.role = INPUT
 
-    def ran(self, program: Program, arguments: Sequence[Buffer], results: Sequence[Buffer]) -> None:
+    def ran(self, program: AheadOfTimeProgram, arguments: Sequence[Buffer], results: Sequence[Buffer]) -> None:
         self.mark()
         given = tuple(self._living.get(id(a)) or self._born(a) for a in arguments)
         made = []
@@ -117,12 +117,12 @@ class Record:
         aval = buffer.aval
         fallback = metrics.waited_for() == "operator on the CPU"
         place = user_lines.where(user_lines.here_or_backward())
-        self.reads.append(Read(len(self.runs), place, aval.size * aval.dtype.itemsize, fallback))
+        self.reads.append(HostRead(len(self.runs), place, aval.size * aval.dtype.itemsize, fallback))
         if aval.size == 1 and "float" in aval.dtype.name and not _by_grad_scaler():
             return np.ones(aval.shape, aval.dtype)
         return np.zeros(aval.shape, aval.dtype)
 
-    def _donated(self, program: Program) -> tuple[int, ...]:
+    def _donated(self, program: AheadOfTimeProgram) -> tuple[int, ...]:
         if program not in self._donations:
             self._donations[program] = tuple(_donated(program))
         return self._donations[program]
@@ -204,19 +204,19 @@ def _by_grad_scaler() -> bool:
 _PLACE = re.compile(r'"([^"]*)"')
 
 
-def _main(program: Program) -> Any:
+def _main(program: AheadOfTimeProgram) -> Any:
     functions = program.module.body.operations
     return next(f.operation for f in functions if f.operation.attributes["sym_name"].value == "main")
 
 
-def _donated(program: Program) -> Iterator[int]:
+def _donated(program: AheadOfTimeProgram) -> Iterator[int]:
     """Which arguments give their memory to a result."""
     attributes = _main(program).attributes
     if "arg_attrs" in attributes:
         yield from (n for n, given in enumerate(attributes["arg_attrs"]) if "tf.aliasing_output" in given)
 
 
-def places_of_results(program: Program) -> list[str]:
+def places_of_results(program: AheadOfTimeProgram) -> list[str]:
     """Where in the user's program each result of a program is made, by the names in its module."""
     returned = list(_main(program).regions[0].blocks[0].operations)[-1]
     found = []

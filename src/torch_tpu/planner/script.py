@@ -82,7 +82,7 @@ class EnoughStepsError(BaseException):
 
 
 @dataclass(frozen=True)
-class Window:
+class StepWindow:
     """The last step: its programs, from `begin` up to `end`.
 
     Attributes:
@@ -100,7 +100,7 @@ class Window:
     reads: range | None = None
 
 
-def run_script(path: Path, arguments: Sequence[str], steps: int = DEFAULT_STEPS) -> tuple[Record, Window]:
+def run_script(path: Path, arguments: Sequence[str], steps: int = DEFAULT_STEPS) -> tuple[Record, StepWindow]:
     """Runs a script as `python PATH ARGUMENTS` would, until it has made so many optimizer steps.
 
     Raises:
@@ -110,7 +110,9 @@ def run_script(path: Path, arguments: Sequence[str], steps: int = DEFAULT_STEPS)
         return _observed(lambda: runpy.run_path(str(path), run_name="__main__"), steps)
 
 
-def run_function(fn: Callable[..., Any], arguments: Sequence[Any], steps: int = DEFAULT_STEPS) -> tuple[Record, Window]:
+def run_function(
+    fn: Callable[..., Any], arguments: Sequence[Any], steps: int = DEFAULT_STEPS
+) -> tuple[Record, StepWindow]:
     """Calls a function so many times; each call is a step."""
     record = Record()
     ends: list[int] = [0]
@@ -123,7 +125,7 @@ def run_function(fn: Callable[..., Any], arguments: Sequence[Any], steps: int = 
                 torch.tpu.synchronize()  # type: ignore[attr-defined]
                 ends.append(len(record.runs))
         record.mark()
-    return record, Window(ends[-2], ends[-1], "call", steps)
+    return record, StepWindow(ends[-2], ends[-1], "call", steps)
 
 
 def _know_modules(record: Record, values: Sequence[Any]) -> None:
@@ -224,13 +226,13 @@ class _Steps:
             warnings.filterwarnings("ignore", "Using `torch.compile\\(module\\)` when there are global hooks")
             yield
 
-    def window(self, ended: str) -> Window:
+    def window(self, ended: str) -> StepWindow:
         if self.trained:
             steps = max(len(self.trained) - 1, 1)
             begin, end = self.begun[-1], self.trained[-1]
-            return Window(begin.runs, end.runs, "training step", steps, ended, range(begin.reads, end.reads))
+            return StepWindow(begin.runs, end.runs, "training step", steps, ended, range(begin.reads, end.reads))
         if len(self.called) > 1:
-            return Window(self.called[-2], self.called[-1], f"call of {self.callee}", len(self.called), ended)
+            return StepWindow(self.called[-2], self.called[-1], f"call of {self.callee}", len(self.called), ended)
         return _repetition(self.record, ended)
 
 
@@ -238,7 +240,7 @@ def _some_optimizer() -> bool:
     return any(issubclass(type(thing), torch.optim.Optimizer) for thing in gc.get_objects())
 
 
-def _observed(run: Callable[[], Any], enough: int) -> tuple[Record, Window]:
+def _observed(run: Callable[[], Any], enough: int) -> tuple[Record, StepWindow]:
     record = Record()
     steps = _Steps(record, enough)
     ended = ""
@@ -320,15 +322,15 @@ def _observing(record: Record) -> Iterator[None]:
     def registered(module: torch.nn.Module, name: str, value: Any) -> None:
         record.modules.add(module)
 
-    chosen.observer = record
+    chosen.listener = record
     try:
         with watch_modules.during(registered):
             yield
     finally:
-        chosen.observer = None
+        chosen.listener = None
 
 
-def _repetition(record: Record, ended: str) -> Window:
+def _repetition(record: Record, ended: str) -> StepWindow:
     keys = [id(run.program) for run in record.runs]
     count = len(keys)
     recent = set(keys[count // 2 :])
@@ -337,6 +339,6 @@ def _repetition(record: Record, ended: str) -> Window:
             steps = 1
             while keys[count - (steps + 1) * period : count - steps * period] == keys[-period:]:
                 steps += 1
-            return Window(count - period, count, "repetition", steps, ended)
+            return StepWindow(count - period, count, "repetition", steps, ended)
     made = [t.born + (t.program is not None) for t in record.things if t.role == PARAMETER]
-    return Window(min(max(made, default=0), max(count - 1, 0)), count, "whole run", 1, ended)
+    return StepWindow(min(max(made, default=0), max(count - 1, 0)), count, "whole run", 1, ended)

@@ -1,6 +1,6 @@
 """The client of ahead-of-time targets (no TPU attached): libtpu compiles programs for a topology, and nothing runs.
 
-Buffers have shapes and no contents. Asking for contents is an error, unless an observer gives placeholder values.
+Buffers have shapes and no contents. Asking for contents is an error, unless a listener gives placeholder values.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Placeholder:
         pass
 
 
-class Program(Executable):
+class AheadOfTimeProgram(Executable):
     """A program for a topology. Calling it gives placeholders.
 
     Attributes:
@@ -63,9 +63,9 @@ class Program(Executable):
 
     def enqueue(self, arguments: Sequence[Buffer]) -> list[Buffer]:
         results: list[Buffer] = [Placeholder(aval) for aval in self.shapes]
-        observer = self._client.observer
-        if observer is not None:
-            observer.ran(self, arguments, results)
+        listener = self._client.listener
+        if listener is not None:
+            listener.ran(self, arguments, results)
         elif temporary := self.analysis().temporary_bytes:
             memory_counts.counter.program_ran(temporary)
         return results
@@ -85,13 +85,13 @@ class Program(Executable):
         return self._analysis
 
 
-class Observer(Protocol):
+class Listener(Protocol):
     """Is told of everything that would happen on the device."""
 
     def put(self, buffer: Placeholder) -> None:
         """A buffer that the host has written."""
 
-    def ran(self, program: Program, arguments: Sequence[Buffer], results: Sequence[Buffer]) -> None:
+    def ran(self, program: AheadOfTimeProgram, arguments: Sequence[Buffer], results: Sequence[Buffer]) -> None:
         """A program that would have run."""
 
     def read(self, buffer: Buffer) -> npt.NDArray[Any]:
@@ -103,7 +103,7 @@ class TopologyClient(Client):
 
     Attributes:
         generation: What its chips are.
-        observer: While there is one, programs are compiled when their analysis is asked for, else at once; and the host
+        listener: While there is one, programs are compiled when their analysis is asked for, else at once; and the host
             may read.
     """
 
@@ -114,7 +114,7 @@ class TopologyClient(Client):
         super().__init__(chosen)
         self.topology = str(chosen.topology)
         self.generation: Generation = BY_TOPOLOGY[self.topology.partition(":")[0]]
-        self.observer: Observer | None = None
+        self.listener: Listener | None = None
 
     def _open(self, chosen: platform.Platform) -> Sequence[Any]:
         return open_topology(str(chosen.topology), chosen.plugin_path)
@@ -130,8 +130,8 @@ class TopologyClient(Client):
 
     def _put(self, aval: Aval) -> Buffer:
         buffer = Placeholder(aval)
-        if self.observer is not None:
-            self.observer.put(buffer)
+        if self.listener is not None:
+            self.listener.put(buffer)
         return buffer
 
     def get(self, buffer: Buffer) -> npt.NDArray[Any]:
@@ -140,13 +140,13 @@ class TopologyClient(Client):
         Raises:
             NoContents: where there is none.
         """
-        if self.observer is None:
+        if self.listener is None:
             raise NoContents(
                 f"TORCH_TPU_PLATFORM={self.topology} is an ahead-of-time target (no TPU attached), so tensors have no "
                 "values to read. `torch-tpu plan` runs a script with placeholder values; "
                 "TORCH_TPU_PLATFORM=cpu runs it with real ones, on XLA:CPU."
             )
-        return self.observer.read(buffer)
+        return self.listener.read(buffer)
 
     def get_bool(self, buffer: Buffer) -> bool:
         """Run-time checks are taken to hold: there are no values to look at."""
@@ -162,8 +162,10 @@ class TopologyClient(Client):
         # Of the program as a machine with these TPUs makes it, which does not name operators.
         return super()._key(compat.without_locations(module), options)
 
-    def _executable(self, key: str, module: Any, options: Options, results: list[Aval]) -> Program:
-        return Program(self, key, module, options, results)
+    def _executable(
+        self, key: str, module: Any, options: Options, results: list[Aval], ranks: tuple[int, ...]
+    ) -> AheadOfTimeProgram:
+        return AheadOfTimeProgram(self, key, module, options, results)
 
     def analyse(self, key: str, module: Any, options: Options) -> Analysis:
         """Compiles a program (an `ir.Module`), or finds what was said of it before."""

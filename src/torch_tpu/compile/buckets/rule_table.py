@@ -25,7 +25,10 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     """Registers a rule for overloads of ATen, "mm.default" without its ".default"."""
 
     def register(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names, function))
+        for name in names:
+            if name in RULES:
+                raise ValueError(f"{name} has two rules: {RULES[name]} and {function}")
+            RULES[name] = function
         return function
 
     return register

@@ -31,7 +31,7 @@ from torch_tpu import metrics
 from torch_tpu.compile.buckets.bucketed_program import BucketedProgram
 from torch_tpu.compile.layers.layered_program import Layers
 from torch_tpu.compile.program.graph_program import GraphProgram, Stored
-from torch_tpu.compile.program.stored_graph import NAMESPACES, Unstorable
+from torch_tpu.compile.program.stored_graph import NAMESPACES, UnstorableGraph
 from torch_tpu.metrics import programs
 from torch_tpu.metrics.user_warnings import warn
 from torch_tpu.runtime import fingerprint, private_folder
@@ -69,7 +69,7 @@ class CompiledGraph(OutputCode):
             assert isinstance(self._program, (GraphProgram, Layers))
             try:
                 self._stored = self._program.stored()
-            except Unstorable as error:
+            except UnstorableGraph as error:
                 raise BypassAOTAutogradCache(str(error)) from error
             self._program = None
 

@@ -16,15 +16,15 @@ from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 
-from torch_tpu.compile.layers.repetition import Part
+from torch_tpu.compile.layers.repetition import RepeatedPart
 from torch_tpu.compile.program.recompute import delay_recomputation, partition
 from torch_tpu.ops.core.schema import signature
 
 _numbers = itertools.count()
-known_regions: weakref.WeakValueDictionary[int, Region] = weakref.WeakValueDictionary()
+known_regions: weakref.WeakValueDictionary[int, OutlinedPart] = weakref.WeakValueDictionary()
 
 
-class Region:
+class OutlinedPart:
     """A repeated part.
 
     Attributes:
@@ -61,7 +61,7 @@ class LeftAlone(Exception):
     """Equal parts can't be handled once, and why."""
 
 
-def differentiate(graph: GraphModule, part: Part) -> Region:
+def differentiate(graph: GraphModule, part: RepeatedPart) -> OutlinedPart:
     """
     Raises:
         LeftAlone: where AOTAutograd finds that the part returns views of its inputs, where backward needs what it
@@ -89,7 +89,7 @@ def differentiate(graph: GraphModule, part: Part) -> Region:
             raise LeftAlone("custom operators may have to run between programs")
         outputs = len(part.outputs)
         if not needs_gradients:
-            return Region(joint, outputs, written)
+            return OutlinedPart(joint, outputs, written)
         _forget_unread_statistics(joint)
         returns = outputs + len(written)
         forward, backward = partition(joint, (), num_fwd_outputs=returns)
@@ -114,10 +114,10 @@ def differentiate(graph: GraphModule, part: Part) -> Region:
     if len(backward.graph.find_nodes(op="placeholder")) != len(saved) + len(differentiable):
         raise LeftAlone("the partitioner saved something that is no value of the forward graph")
     delay_recomputation(backward)
-    return Region(forward, outputs, written, tuple(saved), differentiable, backward, places)
+    return OutlinedPart(forward, outputs, written, tuple(saved), differentiable, backward, places)
 
 
-def _module(graph: GraphModule, part: Part, written: Sequence[int]) -> GraphModule:
+def _module(graph: GraphModule, part: RepeatedPart, written: Sequence[int]) -> GraphModule:
     """The part as a module; copies of `written` inputs, to which it writes instead, are further results."""
     copy = Graph()
     known = {n: copy.placeholder(n.name) for n in part.inputs}
@@ -138,7 +138,7 @@ def _written(module: GraphModule, given: Sequence[torch.Tensor], mode: FakeTenso
         return tuple(collect(*given).mutated_inp_runtime_indices)
 
 
-def check_written(part: Part, written: Sequence[int]) -> None:
+def check_written(part: RepeatedPart, written: Sequence[int]) -> None:
     """
     Raises:
         LeftAlone: where new values of these inputs can't be written behind the part.

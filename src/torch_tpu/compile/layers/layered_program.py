@@ -20,7 +20,7 @@ from torch_tpu.compile.layers.roofline import least_seconds
 from torch_tpu.compile.program import stored_graph
 from torch_tpu.compile.program.extracted_graph import Piece, attribute, owner
 from torch_tpu.compile.program.graph_program import GraphProgram, Stored, facts_of
-from torch_tpu.compile.program.node_value import kind
+from torch_tpu.compile.program.node_value import node_value
 from torch_tpu.metrics import programs
 from torch_tpu.runtime.process_client import client
 
@@ -89,7 +89,7 @@ class Layers:
             return ""
         try:
             return hashlib.sha256(self.stored().code).hexdigest()
-        except stored_graph.Unstorable:
+        except stored_graph.UnstorableGraph:
             return ""
 
     def __call__(self, args: list[Any]) -> list[Any]:
@@ -214,7 +214,7 @@ def _code(nodes: Sequence[Node], results: Sequence[Node]) -> tuple[Any, ...]:
     def described(node: Node) -> str:
         if node.op == "get_attr":
             return str(node.target)
-        return place.setdefault(node, f"<input {len(place)} on {kind(node).device}>")
+        return place.setdefault(node, f"<input {len(place)} on {node_value(node).device}>")
 
     code = [(n.target, repr(map_arg((n.args, n.kwargs), described))) for n in nodes]
     return (*code, *(place[n] for n in results))

@@ -17,7 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch_tpu import metrics
 from torch_tpu.compile.layers.differentiate import (
     LeftAlone,
-    Region,
+    OutlinedPart,
     check_written,
     differentiate,
     known_regions,
@@ -32,7 +32,7 @@ _invoke: Any = torch.ops.higher_order.invoke_subgraph
 # --- Dynamo's graph ----------------------------------------------------------------------------------------------
 
 
-def outline(graph: GraphModule) -> tuple[GraphModule, Region | None]:
+def outline(graph: GraphModule) -> tuple[GraphModule, OutlinedPart | None]:
     """A copy of Dynamo's graph with an operator in place of each of its equal parts, and what that stands for.
 
     The graph itself and None where it has no equal parts, or where they can't be handled apart (`differentiate`). What
@@ -195,7 +195,7 @@ def recomputing_calls(graph: GraphModule) -> list[tuple[Node, int]]:
     return found
 
 
-def _called(call: Node) -> Region:
+def _called(call: Node) -> OutlinedPart:
     return known_regions[int(str(call.args[1]).split("_")[1])]
 
 

@@ -30,7 +30,7 @@ _LEAST_WITH_BODY = 3
 
 
 @dataclass(frozen=True)
-class Part:
+class RepeatedPart:
     """One copy: its nodes in order, what it takes from outside in order of first use, and what others use of it."""
 
     nodes: tuple[Node, ...]
@@ -38,7 +38,7 @@ class Part:
     outputs: tuple[Node, ...]
 
 
-def repeated(graph: Graph) -> list[Part]:
+def repeated(graph: Graph) -> list[RepeatedPart]:
     """Parts of Dynamo's graph that do the same to inputs of the same shapes, dtypes and strides; none where there are
     fewer than `LEAST_COPIES`.
 
@@ -69,7 +69,7 @@ def repeated(graph: Graph) -> list[Part]:
     used = sorted(set().union(*(_used_outside(part) for part in equal)))
     if not used or not all(map(_is_tensor, [*(equal[0][i] for i in used), *_inputs(equal[0])])):
         return []
-    return [Part(tuple(part), tuple(_inputs(part)), tuple(part[i] for i in used)) for part in equal]
+    return [RepeatedPart(tuple(part), tuple(_inputs(part)), tuple(part[i] for i in used)) for part in equal]
 
 
 def _longest(numbers: npt.NDArray[np.int64], sizes: Sequence[int]) -> tuple[int, int, int]:

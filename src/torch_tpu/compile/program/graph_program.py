@@ -6,6 +6,7 @@ import functools
 import hashlib
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,7 +22,7 @@ from torch_tpu.compile.program import stored_graph
 from torch_tpu.compile.program.call_cache import Recall
 from torch_tpu.compile.program.graph_cut import Cut, is_worth_it
 from torch_tpu.compile.program.host_io import Border
-from torch_tpu.compile.program.node_value import kind
+from torch_tpu.compile.program.node_value import node_value
 from torch_tpu.eager.dispatch.launch import launch
 from torch_tpu.eager.dispatch.operator import checks_bounds
 from torch_tpu.eager.program import plan_table
@@ -47,6 +48,7 @@ class Facts:
         inputs: names of its placeholders.
         constants: how many tensors are part of it.
         numbers: places of the inputs that are numbers and nothing but data, so that programs take them as they are.
+        groups: the names of the groups of processes it communicates in.
     """
 
     border: Border
@@ -54,6 +56,7 @@ class Facts:
     has_fixed_shapes: bool
     constants: int
     numbers: frozenset[int]
+    groups: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,18 +72,28 @@ def facts_of(graph: GraphModule) -> Facts:
     return Facts(
         Border(graph),
         tuple(n.name for n in placeholders),
-        not any(kind(n).is_dynamic for n in placeholders),
+        not any(node_value(n).is_dynamic for n in placeholders),
         len(constants(graph)),
         frozenset(
             i
             for i, n in enumerate(placeholders)
             if _is_number(n) and n.users and all(map(partial(_is_data, n), n.users))
         ),
+        tuple(sorted({name for m in graph.modules() if isinstance(m, GraphModule) for name in _groups(m)})),
     )
 
 
+def _groups(graph: GraphModule) -> Iterator[str]:
+    """The groups in which a graph communicates."""
+    for node in graph.graph.nodes:
+        func = node.target
+        if isinstance(func, OpOverload) and func.namespace == "_c10d_functional":
+            given = zip(signature(func).arguments, bind(func, node.args, node.kwargs), strict=True)
+            yield from (value for a, value in given if a.name == "group_name" and isinstance(value, str))
+
+
 def _is_number(node: Node) -> bool:
-    return kind(node).is_dynamic and not kind(node).device
+    return node_value(node).is_dynamic and not node_value(node).device
 
 
 def _is_data(number: Node, user: Node) -> bool:
@@ -161,8 +174,17 @@ class GraphProgram:
             return self._given_identity
         try:
             return hashlib.sha256(self.stored().code).hexdigest()
-        except stored_graph.Unstorable:
+        except stored_graph.UnstorableGraph:
             return ""
+
+    def _identity_here(self) -> str:
+        """The same with the ranks that its groups have now: their names are used again in other worlds."""
+        if not self._identity or not self._facts.groups:
+            return self._identity
+        from torch_tpu.ops.collectives import group_of
+
+        groups = [(name, group_of(name)) for name in self._facts.groups]
+        return f"{self._identity} {[(name, group.ranks, group.world) for name, group in groups]}"
 
     def __call__(self, *args: Any) -> Any:
         if hooks.forked is not None:
@@ -238,7 +260,7 @@ class GraphProgram:
             computes_wide(sig, args),
             checks_bounds(),
             guarded=True,
-            identity=self._identity if client().disk_cache is not None else "",
+            identity=self._identity_here() if client().disk_cache is not None else "",
         )
 
     def _trace(self, tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[int]]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from torch_tpu.compile.program.node_value import kind
+from torch_tpu.compile.program.node_value import node_value
 
 
 class Border:
@@ -23,12 +23,12 @@ class Border:
 
     def __init__(self, graph: GraphModule) -> None:
         placeholders = graph.graph.find_nodes(op="placeholder")
-        self._entering = [i for i, n in enumerate(placeholders) if kind(n).is_on_host and kind(n).dim]
+        self._entering = [i for i, n in enumerate(placeholders) if node_value(n).is_on_host and node_value(n).dim]
         # The place of each host result, and of the argument that it is, if it is one.
         self._leaving = [
             (i, placeholders.index(n) if n in placeholders else None)
             for i, n in enumerate(graph.graph.output_node().args[0])  # type: ignore[arg-type]
-            if isinstance(n, Node) and kind(n).is_on_host
+            if isinstance(n, Node) and node_value(n).is_on_host
         ]
         self.refused = next(filter(None, map(_refused, graph.graph.nodes)), "")
 
@@ -54,7 +54,7 @@ class Border:
 
 
 def _refused(node: Node) -> str:
-    if node.op != "call_function" or not kind(node).is_on_host:
+    if node.op != "call_function" or not node_value(node).is_on_host:
         return ""
     if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         return f"{node.target} draws from the CPU's random generator"

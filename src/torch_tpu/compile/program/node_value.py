@@ -11,7 +11,7 @@ from torch.fx import Node
 META = "kind"
 
 
-class Kind(NamedTuple):
+class NodeValue(NamedTuple):
     """A node's value.
 
     Attributes:
@@ -28,12 +28,12 @@ class Kind(NamedTuple):
         return self.device == "cpu"
 
 
-def kind(node: Node) -> Kind:
+def node_value(node: Node) -> NodeValue:
     """The kind of a node's value."""
-    stored: Kind | None = node.meta.get(META)
+    stored: NodeValue | None = node.meta.get(META)
     if stored is not None:
         return stored
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor):
-        return Kind(value.device.type, value.dim(), any(isinstance(size, torch.SymInt) for size in value.shape))
-    return Kind(is_dynamic=isinstance(value, torch.SymInt))
+        return NodeValue(value.device.type, value.dim(), any(isinstance(size, torch.SymInt) for size in value.shape))
+    return NodeValue(is_dynamic=isinstance(value, torch.SymInt))

@@ -16,14 +16,14 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.fx import Graph, GraphModule, Node
 
-from torch_tpu.compile.program.node_value import META, Kind, kind
+from torch_tpu.compile.program.node_value import META, NodeValue, node_value
 
 # Operators whose meaning is that of a version of PyTorch or of this package.
 NAMESPACES = ("aten", "prims", "torch_tpu")
 _MODULES = ("operator", "_operator", "math", "builtins", "torch", __name__)
 
 
-class Unstorable(Exception):
+class UnstorableGraph(Exception):
     """The graph holds what may mean something else in another process, such as an operator of the user's."""
 
 
@@ -45,7 +45,7 @@ def dump(graph: GraphModule) -> bytes:
         with unset_fake_temporarily():
             _Pickler(buffer, protocol=5).dump(graph)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise Unstorable(str(error)) from error
+        raise UnstorableGraph(str(error)) from error
     return buffer.getvalue()
 
 
@@ -69,7 +69,7 @@ class _Pickler(pickle.Pickler):
             return _graph, _parts(value)
         if isinstance(value, OpOverload):
             if value.namespace not in NAMESPACES:
-                raise Unstorable(f"{value} is not an operator of PyTorch")
+                raise UnstorableGraph(f"{value} is not an operator of PyTorch")
             return _overload, (value.namespace, value._opname, value._overloadname)
         if isinstance(value, HigherOrderOperator) and type(value).__module__.startswith("torch."):
             return _higher_order, (value.name(),)
@@ -77,7 +77,7 @@ class _Pickler(pickle.Pickler):
             return _constant, _contents(value)
         module = value.__module__ if isinstance(value, type) or callable(value) else type(value).__module__
         if str(module).partition(".")[0] not in _MODULES and module != __name__:
-            raise Unstorable(f"{value!r} is not of PyTorch")
+            raise UnstorableGraph(f"{value!r} is not of PyTorch")
         return NotImplemented
 
 
@@ -87,7 +87,9 @@ def _parts(graph: GraphModule) -> tuple[list[Any], dict[str, Any]]:
     def place(value: Any) -> Any:
         return places[value] if isinstance(value, Node) else value
 
-    nodes = [(n.op, n.name, n.target, _mapped(n.args, place), _mapped(n.kwargs, place), tuple(kind(n))) for n in places]
+    nodes = [
+        (n.op, n.name, n.target, _mapped(n.args, place), _mapped(n.kwargs, place), tuple(node_value(n))) for n in places
+    ]
     names = dict.fromkeys(str(n.target) for n in places if n.op in ("get_attr", "call_module"))
     return nodes, {name: attrgetter(name)(graph) for name in names}
 
@@ -106,7 +108,7 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 def _contents(tensor: torch.Tensor) -> tuple[Any, ...]:
     if isinstance(tensor, FakeTensor) or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        raise Unstorable(f"a {type(tensor).__name__} is part of the graph")
+        raise UnstorableGraph(f"a {type(tensor).__name__} is part of the graph")
     host = tensor.detach().resolve_conj().resolve_neg().cpu()
     content = host.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return content, host.dtype, tuple(host.shape), torch.empty_like(host).stride(), tensor.device.type
@@ -126,7 +128,7 @@ def _graph(nodes: list[Any], attributes: dict[str, Any]) -> GraphModule:
         _set(root, name, value)
     for op, name, target, args, kwargs, of in nodes:
         node = graph.create_node(op, target, _mapped(args, node_at), _mapped(kwargs, node_at), name)
-        node.meta[META] = Kind(*of)
+        node.meta[META] = NodeValue(*of)
         made.append(node)
     return GraphModule(root, graph)
 

@@ -31,7 +31,7 @@ from torch_tpu.eager.program import plan_table
 from torch_tpu.eager.program.plan import Plan, ScalarArguments
 from torch_tpu.hlo.strided import contiguous_strides
 from torch_tpu.metrics import user_lines
-from torch_tpu.metrics.user_lines import Place
+from torch_tpu.metrics.user_lines import CallSite
 from torch_tpu.patching.changes import Changes
 from torch_tpu.patching.needs import function
 from torch_tpu.patching.patch_registry import Moment, optional
@@ -96,10 +96,10 @@ class NotReadyError(Exception):
 
 
 # Where forward created each node of the autograd graph, by PyTorch's number for it; kept on topologies only.
-_nodes: dict[int, Place] = {}
+_nodes: dict[int, CallSite] = {}
 
 
-def _forward_place(found: Place) -> Place:
+def _forward_place(found: CallSite) -> CallSite:
     """Of an operator called at `found`; for backward, where the user's program called what this is the gradient of."""
     node: Any = torch._C._current_autograd_node()
     if node is not None:
@@ -112,7 +112,7 @@ def _forward_place(found: Place) -> Place:
 
 # A plan; where each of its values comes from, entry n of `inputs` or ~n for slot n; the numbers it takes; the slot of
 # its first result; the user's code that called it.
-Recorded = tuple[Plan, list[int], ScalarArguments, int, Place]
+Recorded = tuple[Plan, list[int], ScalarArguments, int, CallSite]
 
 
 class DeferredGraph:
@@ -353,7 +353,7 @@ class DeferredGraph:
         self._forget(1, slot + len(results), made)
 
     def _on_cpu(
-        self, plan: Plan, operands: list[Buffer], numbers: ScalarArguments, place: Place, error: Exception
+        self, plan: Plan, operands: list[Buffer], numbers: ScalarArguments, place: CallSite, error: Exception
     ) -> list[Buffer]:
         """The results of an operator that the compiler refuses; later calls like it don't ask the compiler."""
         why = plan_table.why_refused(error)

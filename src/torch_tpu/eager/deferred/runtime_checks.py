@@ -17,7 +17,7 @@ import torch
 
 from torch_tpu import hooks
 from torch_tpu.metrics import user_lines
-from torch_tpu.metrics.user_lines import Place
+from torch_tpu.metrics.user_lines import CallSite
 from torch_tpu.tensor import transfer
 from torch_tpu.tensor.storage import Content
 
@@ -76,7 +76,7 @@ class Condition(NamedTuple):
     error: type[Exception]
     shown: Content | None
     operator: str
-    place: Place
+    place: CallSite
     write: Write | None
     owner: weakref.ref[Owner]
 

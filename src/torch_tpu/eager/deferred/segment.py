@@ -28,7 +28,7 @@ from torch_tpu import delayed, hooks, metrics
 from torch_tpu.eager.program.plan import Plan, ScalarArguments, new_target
 from torch_tpu.hlo import types
 from torch_tpu.metrics import programs
-from torch_tpu.metrics.user_lines import Place, where
+from torch_tpu.metrics.user_lines import CallSite, where
 from torch_tpu.recent import Recent
 from torch_tpu.runtime.client import Buffer, Executable
 from torch_tpu.runtime.cpu_options import LEAST_MEMORY, options_for
@@ -55,11 +55,11 @@ class Node:
     plan: Plan
     wires: tuple[int, ...]
     first: int
-    place: Place
+    place: CallSite
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledSegment:
     """A program, and which of its parameters (externals, then one vector of numbers per dtype) it reads."""
 
     executable: Executable
@@ -68,7 +68,7 @@ class Compiled:
 
 
 @dataclass(frozen=True)
-class Part:
+class SegmentProgram:
     """A program of a chunk.
 
     Attributes:
@@ -77,14 +77,14 @@ class Part:
         outputs: the slots of its results.
     """
 
-    compiled: Compiled
+    compiled: CompiledSegment
     numbered: tuple[tuple[int, tuple[torch.dtype, ...]], ...]
     externals: tuple[int, ...]
     donated: tuple[int, ...]
     outputs: tuple[int, ...]
 
 
-Program = tuple[Part, ...]
+Program = tuple[SegmentProgram, ...]
 # Operators and their wires, and the slots wanted of them.
 Code = tuple[tuple[int, ...], tuple[int, ...]]
 # For some parameters the position of the output that reuses their memory.
@@ -100,13 +100,13 @@ class Chunk:
 
     __slots__ = ("_code", "_programs", "aliases")
 
-    def __init__(self, code: Code, plans: Sequence[Plan], places: Sequence[Place]) -> None:
+    def __init__(self, code: Code, plans: Sequence[Plan], places: Sequence[CallSite]) -> None:
         self._code = code
         self._programs: dict[tuple[int, ...], Program] = {}
         nodes = _nodes(code[0], plans, places)
         self.aliases = _aliases(nodes, _needed(nodes, set(code[1])), code[1])
 
-    def program(self, donated: tuple[int, ...], plans: Sequence[Plan], places: Sequence[Place]) -> Program:
+    def program(self, donated: tuple[int, ...], plans: Sequence[Plan], places: Sequence[CallSite]) -> Program:
         """The program that reuses the memory of these externals, made when first asked for.
 
         Raises:
@@ -126,11 +126,11 @@ class Chunk:
 
 
 _chunks: Recent[Code, Chunk] = Recent(MOST_PROGRAMS)
-_compiled: Recent[tuple[Code, Donations], Compiled] = Recent(MOST_PROGRAMS)
+_compiled: Recent[tuple[Code, Donations], CompiledSegment] = Recent(MOST_PROGRAMS)
 _lock = threading.RLock()
 
 
-def find(code: tuple[int, ...], outputs: tuple[int, ...], plans: Sequence[Plan], places: Sequence[Place]) -> Chunk:
+def find(code: tuple[int, ...], outputs: tuple[int, ...], plans: Sequence[Plan], places: Sequence[CallSite]) -> Chunk:
     """What is known of a run of operators."""
     key = (code, outputs)
     with _lock:
@@ -158,7 +158,7 @@ def clear() -> None:
         _compiled.clear()
 
 
-def _packed(part: Part, numbers: Sequence[ScalarArguments]) -> list[Buffer]:
+def _packed(part: SegmentProgram, numbers: Sequence[ScalarArguments]) -> list[Buffer]:
     """The numbers of a part's operators, one vector for each dtype."""
     vectors: dict[torch.dtype, list[Any]] = {dtype: [] for dtype in part.compiled.vectors}
     for n, dtypes in part.numbered:
@@ -177,7 +177,7 @@ def separate_numbers(plan: Plan, numbers: ScalarArguments) -> list[Buffer]:
         ]
 
 
-def _nodes(code: Sequence[int], plans: Sequence[Plan], places: Sequence[Place]) -> list[Node]:
+def _nodes(code: Sequence[int], plans: Sequence[Plan], places: Sequence[CallSite]) -> list[Node]:
     nodes = []
     begin = first = 0
     for plan, place in zip(plans, places, strict=False):
@@ -219,14 +219,16 @@ def _part(
     externals: list[int],
     slots: list[int],
     aliases: Mapping[int, int],
-) -> Part:
+) -> SegmentProgram:
     donations = _donations(externals, slots, aliases)
     compiled = _compiled.find((code, donations))
     if compiled is None:
         own = _renumbered(code[0], nodes, members)
         compiled = _compiled.keep((code, donations), _compile(own, code[1], donations))
     numbered = tuple((n, tuple(dtype for _, dtype in nodes[n].plan.numbers)) for n in members if nodes[n].plan.numbers)
-    return Part(compiled, numbered, tuple(externals), tuple(e for e in externals if e in aliases), tuple(slots))
+    return SegmentProgram(
+        compiled, numbered, tuple(externals), tuple(e for e in externals if e in aliases), tuple(slots)
+    )
 
 
 def _donations(externals: list[int], slots: list[int], aliases: Mapping[int, int]) -> Donations:
@@ -350,7 +352,7 @@ def _canonical(nodes: Sequence[Node], members: Sequence[int], wanted: set[int]) 
 # --- one program -------------------------------------------------------------------------------------------------
 
 
-def _compile(nodes: Sequence[Node], outputs: Sequence[int], donations: Donations) -> Compiled:
+def _compile(nodes: Sequence[Node], outputs: Sequence[int], donations: Donations) -> CompiledSegment:
     """The program of some operators that returns these slots."""
     externals: dict[int, module.Spec] = {}
     for node in nodes:
@@ -397,7 +399,7 @@ def _compile(nodes: Sequence[Node], outputs: Sequence[int], donations: Donations
         node.plan.call = None  # the compiler has code for it
     metrics.count("fused_program")
     programs.fused([n.plan.number for n in nodes], [n.plan.name for n in nodes], len(outputs))
-    return Compiled(executable, tuple(sizes), None if all(used) else tuple(used))
+    return CompiledSegment(executable, tuple(sizes), None if all(used) else tuple(used))
 
 
 def _named(node: Node) -> contextlib.AbstractContextManager[Any]:

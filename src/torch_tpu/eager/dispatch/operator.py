@@ -18,7 +18,7 @@ from torch_tpu.eager.dispatch.launch import launch
 from torch_tpu.eager.host import scalar_check, shape_churn
 from torch_tpu.eager.host.fallback import as_cpu_raises, policy, run_on_cpu
 from torch_tpu.eager.host.memory_overlap import check_overlap
-from torch_tpu.eager.host.shape_churn import OnHost
+from torch_tpu.eager.host.shape_churn import HostedCall
 from torch_tpu.eager.overload_table import Row, overload, row_of, rows
 from torch_tpu.eager.program import plan_table
 from torch_tpu.eager.program.call_signature import LAST_INT64, CallSignature, Changed, computes_wide, placeholders
@@ -155,9 +155,9 @@ class Operator:
         if sig.data and plan is not None:
             scalar_check.judge(self.func, args, kwargs, sig.tensors, sig.data)
         if plan.__class__ is not Plan:
-            if plan is None or (plan.__class__ is OnHost and plan.is_worth_a_program()):
+            if plan is None or (plan.__class__ is HostedCall and plan.is_worth_a_program()):
                 plan = self._new_plan(key, sig, args, kwargs, plan is None)
-            if plan.__class__ is OnHost:
+            if plan.__class__ is HostedCall:
                 return shape_churn.run(self.func, args, kwargs)
             if isinstance(plan, plan_table.Unsupported):
                 return run_on_cpu(self.func, args, kwargs, plan.reason)
@@ -179,7 +179,7 @@ class Operator:
         kind = shape_churn.kind_of(self.func, args, kwargs)
         try:
             if kind is not None and few and shape_churn.runs_on_host(kind, self.func, args, kwargs):
-                return plan_table.keep(key, OnHost())
+                return plan_table.keep(key, HostedCall())
             plan = plan_table.find_plan(
                 key,
                 sig,

@@ -16,7 +16,7 @@ from torch_tpu import metrics
 from torch_tpu.eager.host import fallback
 from torch_tpu.eager.program.plan import Call, Fresh, Plan, ScalarArguments, fill
 from torch_tpu.hlo import types
-from torch_tpu.metrics.user_lines import Place
+from torch_tpu.metrics.user_lines import CallSite
 from torch_tpu.ops.core.schema import call
 from torch_tpu.runtime.client import Buffer
 from torch_tpu.runtime.process_client import client
@@ -25,7 +25,7 @@ from torch_tpu.tensor.transfer import host_memory, host_tensor, upload
 
 
 def run_on_cpu(
-    plan: Plan, operands: Sequence[Buffer], numbers: ScalarArguments, place: Place, why: str
+    plan: Plan, operands: Sequence[Buffer], numbers: ScalarArguments, place: CallSite, why: str
 ) -> list[Buffer]:
     """What a plan's program would return.
 

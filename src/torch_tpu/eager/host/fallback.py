@@ -17,7 +17,7 @@ from torch_tpu.eager.host import copied_arguments
 from torch_tpu.eager.kernel_table import HANDWRITTEN
 from torch_tpu.hlo.strided import shares_elements
 from torch_tpu.metrics import user_lines
-from torch_tpu.metrics.user_lines import Place
+from torch_tpu.metrics.user_lines import CallSite
 from torch_tpu.metrics.user_warnings import warn
 from torch_tpu.ops.core.argument_mapper import cpu_error_with, mapped, mapped_back, once, tensors
 from torch_tpu.ops.core.schema import bind, call, signature
@@ -75,7 +75,7 @@ def _write_back(t: torch.Tensor, host: torch.Tensor) -> None:
     HANDWRITTEN["copy_"](t, host)
 
 
-def admit(name: str, reason: str, place: Place) -> None:
+def admit(name: str, reason: str, place: CallSite) -> None:
     """Counts an operator that has run on the CPU, and says so.
 
     Args:

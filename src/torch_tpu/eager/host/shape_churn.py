@@ -52,7 +52,7 @@ _made: Counter[Any] = Counter()
 MOST_KINDS = 4096
 
 
-class OnHost:
+class HostedCall:
     """In place of a plan: a call that the host runs, because its operator has had many shapes."""
 
     __slots__ = ("calls",)

@@ -18,7 +18,7 @@ from torch_tpu.tensor.transfer import from_host
 aten = torch.ops.aten
 
 
-class OnHost:
+class CpuKernel:
     """The kernel of an overload that runs on the CPU."""
 
     reason = "PyTorch's kernel reads host memory"
@@ -52,7 +52,7 @@ for _func in (
     aten._sobol_engine_scramble_.default,
     aten.choose_qparams_optimized.default,
 ):
-    kernel(_func.name().partition("::")[2])(OnHost(_func))
+    kernel(_func.name().partition("::")[2])(CpuKernel(_func))
 
 for _func in (
     aten.fbgemm_linear_int8_weight.default,

@@ -43,7 +43,7 @@ def _view(g: Geometry, t: torch.Tensor) -> tuple[ViewKind, Starts]:
     key = (g, t.shape, t.stride(), t.storage_offset(), t.dtype)
     found = _views.find(key)
     if found is None:
-        steps, moving = strided.plan(
+        steps, moving = strided.view_steps(
             tuple(g.sizes), g.strides, tuple(t.shape), t.stride(), int(t.storage_offset()), g.dtype, t.dtype
         )
         starts = Starts(moving)

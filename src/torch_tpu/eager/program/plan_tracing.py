@@ -13,7 +13,7 @@ from torch_tpu.hlo import array as hlo
 from torch_tpu.hlo import guard, module, strided
 from torch_tpu.hlo.array import Array
 from torch_tpu.ops.core.random_bits import Rng
-from torch_tpu.ops.tracing.moving_views import Window
+from torch_tpu.ops.tracing.moving_views import MovingView
 from torch_tpu.ops.tracing.tracer import Base, Data, Tracer
 from torch_tpu.runtime.process_client import client
 from torch_tpu.tensor.storage import Geometry, geometry
@@ -102,7 +102,9 @@ class _Builder:
             return new
         if new.shape != old.shape or base.strides != g.strides:
             # The same memory, with its dimensions in another order.
-            old = strided.read(old, *strided.plan(g.sizes, g.strides, base.sizes, base.strides, 0, g.dtype, base.dtype))
+            old = strided.read(
+                old, *strided.view_steps(g.sizes, g.strides, base.sizes, base.strides, 0, g.dtype, base.dtype)
+            )
         elif self.call.guarded:
             return guard.kept_unless(conditions, new, old)
         elif any(True for _ in old.value.uses):
@@ -147,12 +149,14 @@ class _Builder:
         return Fresh(self.fresh_index[id(base)], g, *place, returned.dtype, contiguous)
 
 
-def _window(index: int, spec: Input, base: Base, starts: Array | None) -> Window:
-    steps, first = strided.plan(base.sizes, base.strides, spec.sizes, spec.strides, spec.offset, base.dtype, spec.dtype)
+def _window(index: int, spec: Input, base: Base, starts: Array | None) -> MovingView:
+    steps, first = strided.view_steps(
+        base.sizes, base.strides, spec.sizes, spec.strides, spec.offset, base.dtype, spec.dtype
+    )
     given = (
         first if starts is None else [hlo.reshape(hlo.slice_in_dim(starts, k, k + 1), ()) for k in range(len(first))]
     )
-    return Window(index, spec.sizes, spec.dtype, (steps, given))
+    return MovingView(index, spec.sizes, spec.dtype, (steps, given))
 
 
 def _named(name: str, body: Callable[..., Sequence[Array]]) -> Callable[..., Sequence[Array]]:

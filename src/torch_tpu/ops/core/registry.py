@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
 
-from torch_tpu.ops import families
+from torch_tpu.ops.core import families
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Check = Callable[..., None]
@@ -95,6 +95,33 @@ def name_of(func: OpOverload) -> str:
     return full if namespace == "aten" else f"{namespace}::{full}"
 
 
+# Of operators whose library is imported when PyTorch, or this package, is.
+_KNOWN_NAMESPACES = ("aten", "prims", "tpu")
+
+
+def _check_name(name: str, function: Callable[..., Any]) -> None:
+    """Raises where an overload has a lowering or decomposition already, or this PyTorch has no such overload."""
+    known = _lowerings[name].function if name in _lowerings else _decompositions.get(name)
+    if known is not None:
+        raise ValueError(f"{name} has two lowerings: {_where(known)} and {_where(function)}")
+    full = name if "::" in name else f"aten::{name}"
+    packet, _, overload = full.partition(".")
+    if full.partition("::")[0] not in _KNOWN_NAMESPACES:
+        return
+    try:
+        torch._C._dispatch_find_schema_or_throw(packet, overload)
+    except RuntimeError:
+        raise ValueError(_missing(f"operator {full}", function)) from None
+
+
+def _missing(operator: str, function: Callable[..., Any]) -> str:
+    return f"PyTorch {torch.__version__} has no {operator}, which {_where(function)} lowers"
+
+
+def _where(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
+
+
 def lower(
     *names: str,
     static: Iterable[str] | Mapping[str, IsStructure] = (),
@@ -110,9 +137,8 @@ def lower(
         structure = dict(static) if isinstance(static, Mapping) else dict.fromkeys(static)
         family = families.registering()
         for name in names:
+            _check_name(name, function)
             _families[name] = family
-            if name in _lowerings:
-                raise ValueError(f"{name} is lowered twice: by {_lowerings[name].function} and {function}")
             _lowerings[name] = Lowering(name, function, structure, frozenset(data), tuple(mutates), wide, extras)
         return function
 
@@ -125,6 +151,7 @@ def decompose(*names: str) -> Callable[[Function], Function]:
     def register(function: Function) -> Function:
         family = families.registering()
         for name in names:
+            _check_name(name, function)
             _families[name] = family
             _decompositions[name] = function
         return function
@@ -141,6 +168,10 @@ def lower_higher_order(*names: str) -> Callable[[Function], Function]:
     def register(function: Function) -> Function:
         family = families.registering()
         for name in names:
+            if name in _higher_order:
+                raise ValueError(f"{name} is lowered twice: {_where(_higher_order[name])} and {_where(function)}")
+            if not hasattr(torch.ops.higher_order, name):
+                raise ValueError(_missing(f"higher-order operator {name}", function))
             _families[name] = family
             _higher_order[name] = function
         return function

@@ -28,7 +28,7 @@ _ABSOLUTE = frozenset(
 
 
 @dataclass(frozen=True)
-class Window:
+class MovingView:
     """An input that is a view, as it is read from what its storage holds.
 
     Attributes:
@@ -54,11 +54,11 @@ class Followed:
     """
 
     def __init__(self) -> None:
-        self._found: dict[int, tuple[torch.Tensor, Window, torch.Tensor]] = {}
+        self._found: dict[int, tuple[torch.Tensor, MovingView, torch.Tensor]] = {}
         self._storages: set[int] = set()
         self.lost = False
 
-    def add(self, tensor: torch.Tensor, window: Window) -> None:
+    def add(self, tensor: torch.Tensor, window: MovingView) -> None:
         """An input of a storage of which some input's place is data."""
         shadow = torch.empty(window.sizes, dtype=window.dtype, device="meta")
         self._found[id(tensor)] = (tensor, window, shadow)
@@ -68,7 +68,7 @@ class Followed:
         """Whether an input's place in this storage is data."""
         return storage._cdata in self._storages
 
-    def window(self, tensor: torch.Tensor) -> Window | None:
+    def window(self, tensor: torch.Tensor) -> MovingView | None:
         found = self._found.get(id(tensor))
         return None if found is None else found[1]
 
@@ -79,7 +79,7 @@ class Followed:
             self.lost = self.lost or self.moves(tensor.untyped_storage())
             return None
         _, window, shadow = found
-        inner = strided.plan(
+        inner = strided.view_steps(
             window.sizes,
             strided.contiguous_strides(window.sizes),
             tuple(shadow.shape),

@@ -117,7 +117,7 @@ class Tracer(TorchDispatchMode):
 
     def _ways(self, base: Base, tensor: torch.Tensor) -> Sequence[Way]:
         return self.followed.ways(tensor) or [
-            strided.plan(
+            strided.view_steps(
                 base.sizes,
                 base.strides,
                 tuple(tensor.shape),
