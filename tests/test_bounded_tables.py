@@ -151,7 +151,7 @@ def test_programs_of_fused_eager_and_plans() -> None:
             *plans,
             argument_buffers.scalar_buffers,
             argument_buffers.start_buffers,
-            segment._chunks,
+            segment._segments,
             segment._compiled,
         ]
     )

@@ -301,10 +301,10 @@ def test_a_long_graph_runs_while_it_grows():
     x = torch.zeros(2, device="tpu")
     torch.tpu.synchronize()
     before = counted("execute")
-    for _ in range(10 * deferred_graph.SHORTEST_CHUNK):
+    for _ in range(10 * deferred_graph.SHORTEST_SEGMENT):
         x = x + 1
     assert 4 <= counted("execute") - before <= 10
-    assert x.tolist() == [10.0 * deferred_graph.SHORTEST_CHUNK] * 2
+    assert x.tolist() == [10.0 * deferred_graph.SHORTEST_SEGMENT] * 2
 
 
 def test_backward_is_recorded_behind_forward():

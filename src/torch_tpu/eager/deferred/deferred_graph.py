@@ -41,14 +41,14 @@ from torch_tpu.tensor.errors import translate
 from torch_tpu.tensor.storage import UNSHARED, Content, Geometry, Taken, Value, geometry, references
 
 # A growing graph is cut when it has twice as many operators as this, behind the first so many.
-SHORTEST_CHUNK = 64
-LONGEST = 2 * SHORTEST_CHUNK
-# The same once its results have so many bytes. What a chunk reads lives until it has run, and so do many of its
-# temporaries: with long chunks a GPT's training step took 1.6 times the memory of the CPU's, with these 1.04.
+SHORTEST_SEGMENT = 64
+LONGEST = 2 * SHORTEST_SEGMENT
+# The same once its results have so many bytes. What a segment reads lives until it has run, and so do many of its
+# temporaries: with long segments a GPT's training step took 1.6 times the memory of the CPU's, with these 1.04.
 LARGE = 2**20
-SHORTEST_LARGE_CHUNK = 4
+SHORTEST_LARGE_SEGMENT = 4
 # On a TPU: its compiler orders a program by memory, and what crosses from one program to the next is written to HBM.
-SHORTEST_LARGE_CHUNK_OF_TPU = 32
+SHORTEST_LARGE_SEGMENT_OF_TPU = 32
 # So many programs with conditions that nobody has looked at yet are enough; then the oldest are looked at.
 MOST_UNREAD = 64
 
@@ -228,8 +228,8 @@ class DeferredGraph:
 
     def grown(self) -> None:
         """Runs the first part of a graph that has become long, unless a call is being recorded."""
-        large = SHORTEST_LARGE_CHUNK if self._runs_on_cpu else SHORTEST_LARGE_CHUNK_OF_TPU
-        shortest = SHORTEST_CHUNK if self.nbytes < LARGE else large
+        large = SHORTEST_LARGE_SEGMENT if self._runs_on_cpu else SHORTEST_LARGE_SEGMENT_OF_TPU
+        shortest = SHORTEST_SEGMENT if self.nbytes < LARGE else large
         with self.lock:  # another thread may have run it meanwhile
             if len(self.operators) - len(self.inner) >= 2 * shortest and self.call is None:
                 metrics.note("flush", "grown long")
@@ -253,7 +253,7 @@ class DeferredGraph:
         calls = self._calls()
         if self._runs_on_cpu:
             ends = calls[shortest:]
-            if shortest < SHORTEST_CHUNK:
+            if shortest < SHORTEST_SEGMENT:
                 ends = temporaries.few(ends, self.operators, self.slots, self.base, LARGE)
             return min(ends, key=digest)
         crossing = self._crossing(calls, shortest)
