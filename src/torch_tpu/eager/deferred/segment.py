@@ -7,7 +7,8 @@ steps of an optimizer for different parameters) are separate parts; parts with e
 that a hundred equal parameters compile once.
 
 An external that nobody needs afterwards may be donated: the program then writes one of its outputs into that memory.
-Which output, if any, follows from the code (`Segment.aliases`); which externals are donated is part of the program's key.
+Which output, if any, follows from the code (`Segment.aliases`); which externals are donated is part of the key of the
+program.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ MOST_DONATIONS = 16
 
 @dataclass(frozen=True)
 class Node:
-    """An operator of a segment: its plan, where its values come from, the slot of its first result, and who called it."""
+    """An operator of a segment: its plan, where its values come from, the slot of its first result, its call site."""
 
     plan: Plan
     wires: tuple[int, ...]
