@@ -25,10 +25,11 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "eager": ({"hlo", "ops", "runtime", "tensor"}, {"numpy", "torch"}),
     "compile": ({"eager", "hlo", "ops", "runtime", "tensor"}, {"functorch", "numpy", "rich", "sympy", "torch"}),
     "device": ({"compile", "eager", "runtime", "tensor"}, {"numpy", "torch"}),
+    "distributed": ({"eager", "hlo", "runtime", "tensor"}, {"numpy", "torch"}),
     "planner": ({"eager", "runtime", "tensor"}, {"numpy", "rich", "torch", "typer"}),
 }
-# Delayed imports; counts of what happened, and the registry of patches: every layer uses them.
-FOR_ALL = {"delayed", "hooks", "metrics", "patching", "recent"}
+# Delayed imports, functions that higher layers provide, counts, the registry of patches, progress, bounded tables.
+FOR_ALL = {"delayed", "hooks", "metrics", "patching", "progress", "recent"}
 LONGEST = 600
 MODULE_NAME = re.compile(r"(torch_tpu|jaxlib|jax)(\.\w+)+")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|Users|root|work|mnt)/\w")

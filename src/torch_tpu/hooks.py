@@ -20,6 +20,10 @@ def _no_indices(index: int | None) -> int:
     raise RuntimeError("the device is not set up; `import torch_tpu` first")
 
 
+def _no_world() -> Any:
+    raise NotImplementedError("no process group of the tpu device connects this process with others")
+
+
 def _never() -> bool:
     return False
 
@@ -32,12 +36,16 @@ check_index: Callable[[int | None], int] = _no_indices
 forked: Callable[[], None] | None = None
 # From `eager.deferred`: runs what has been recorded and not yet run, and says why; None where nothing ever was.
 flush: Callable[[str], None] | None = None
+# From `distributed`: waits until the collectives that this process has begun have ended.
+end_collectives: Callable[[], None] | None = None
 # From `eager.deferred`: looks at run-time checks before the host reads a value.
 before_reading: Callable[[], None] | None = None
 # From `eager.program`: whether a program is being traced in this thread.
 traces: Callable[[], bool] = _never
 # From who looks on for a while (`torch_tpu.compile.debug`): told of each program that a compiled graph gets.
 graph_program_made: Callable[[Any, Any], None] | None = None
+# From `distributed`: makes this process's client one of a world of processes, for the first program that communicates.
+join_world: Callable[[], Any] = _no_world
 # Each drops the compiled programs that it keeps for later.
 _keepers: list[Callable[[], None]] = []
 

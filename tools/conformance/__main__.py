@@ -10,13 +10,13 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tools import platforms
 from tools.conformance import pool, report, results
 from tools.conformance.check import CHECKS, CHECKS_OF, checked
 from tools.conformance.database import DTYPES, KINDS, dtype_name, entries
 from tools.random_programs.run import MODES
+from torch_tpu import progress
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -69,9 +69,7 @@ def main(
         ]
     console.print(f"{len(chosen):,} pairs, {len(waiting):,} to check")
 
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console) as progress, path.open("a") as file:
-        task = progress.add_task("starting", total=len(waiting))
+    with progress.shown("checking", len(waiting), console) as task, path.open("a") as file:
         failed = 0
         check = functools.partial(checked, samples=samples, checks=wanted_checks, mode=mode)
         job = pool.Job(output / "workers.log", check)
@@ -81,7 +79,7 @@ def main(
             file.write(result.line() + "\n")
             file.flush()
             failed += not result.passed
-            progress.update(task, advance=1, description=f"{failed} failed  {entry}")
+            task.advance(note=f"{failed} failed, {entry}")
     report.show(console, [known[e] for e in chosen if e in known])
     if any(not known[e].passed for e in chosen if e in known):
         raise typer.Exit(1)

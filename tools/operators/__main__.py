@@ -10,9 +10,11 @@ from typing import Annotated
 
 import torch  # noqa: F401  (registers the device)
 import typer
+from rich.console import Console
 
 from tools.operators import reach
 from tools.operators.page import page
+from torch_tpu import progress
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -22,8 +24,10 @@ def main(
     output: Annotated[Path | None, typer.Option(help="The file to write; without it, the terminal.")] = None,
 ) -> None:
     """Writes the page docs/operators.md. Takes half a minute."""
-    with _without_stderr():
-        answers = reach.answers()
+    # Not on the standard output, where the page goes; and PyTorch's own lines on the other one are dropped.
+    console = Console(file=os.fdopen(os.dup(2), "w"))
+    with _without_stderr(), progress.shown("trying operators", len(reach.overloads()), console) as task:
+        answers = reach.answers(task.advance)
     text = page(answers)
     if output is None:
         typer.echo(text, nl=False)

@@ -111,11 +111,19 @@ def overload(name: str) -> OpOverload:
     return found
 
 
-def answers() -> dict[str, Answer]:
-    """How each overload is answered."""
+def answers(told: Callable[[], None] = lambda: None) -> dict[str, Answer]:
+    """How each overload is answered.
+
+    Args:
+        told: called after each.
+    """
     register.install()
+    found = {}
     with _rehearsal():
-        return {name.removeprefix("aten::"): _answer(name) for name in overloads()}
+        for name in overloads():
+            found[name.removeprefix("aten::")] = _answer(name)
+            told()
+    return found
 
 
 @cache

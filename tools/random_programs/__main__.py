@@ -12,13 +12,13 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tools import platforms
 from tools.random_programs import results
 from tools.random_programs.check import check_all
 from tools.random_programs.results import Result
 from tools.random_programs.run import MODES
+from torch_tpu import progress
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 # Programs that one process runs in a row, which share what was compiled.
@@ -82,17 +82,15 @@ def main(
     seeds = range(seed, seed + count)
     waiting = [s for s in seeds if s not in known]
     console.print(f"{count:,} programs, {len(waiting):,} to run")
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
     failed = 0
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("starting", total=len(waiting))
+    with progress.shown("running programs", len(waiting), console) as task:
         for batch in run_all(waiting, mode, workers):
             results.save(path, batch)
             for result in batch:
                 if result.report is not None:
                     failed += 1
                     console.print(f"seed {result.seed}: {result.report}", markup=False, highlight=False, soft_wrap=True)
-            progress.update(task, advance=len(batch), description=f"{failed} failed")
+            task.advance(len(batch), f"{failed} failed")
     console.print(f"{count - failed:,} of {count:,} programs do the same on both devices ({mode} mode)")
     if failed:
         raise typer.Exit(1)

@@ -10,7 +10,6 @@ from typing import Annotated, TypeVar
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tools.conformance import pool
 from tools.conformance.__main__ import chosen_of
@@ -18,6 +17,7 @@ from tools.conformance.database import DTYPES, dtype_name, entries
 from tools.tpu_check import compile as compiling
 from tools.tpu_check import lower, report, results
 from tools.tpu_check.compile import TARGETS
+from torch_tpu import progress
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 # Those that TPUs compute in by themselves.
@@ -80,12 +80,10 @@ def main(
 
 
 def _shown(console: Console, what: str, items: Iterable[Item], count: int) -> Iterator[Item]:
-    """The same items, beside a progress bar."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task(what, total=count)
+    """The same items; how many there were is shown."""
+    with progress.shown(what, count, console) as task:
         for item in items:
-            progress.update(task, advance=1)
+            task.advance()
             yield item
 
 

@@ -13,6 +13,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from torch_tpu import progress
+
 TOLERANCE = 1e-5
 TOKENS = 48  # every sentence is cut or padded to this length, so that one set of programs serves all batches
 BATCH = 16
@@ -54,20 +56,21 @@ def embed(model: Any, tokens: dict[str, torch.Tensor]) -> torch.Tensor:
 
 def run(console: Console, quick: bool) -> bool:
     """Embeds sentences on both devices; whether they agree within `TOLERANCE`."""
-    from transformers import AutoModel, AutoTokenizer
-    from transformers.utils import logging
+    with progress.shown("importing Transformers", console=console):
+        from transformers import AutoModel, AutoTokenizer
+        from transformers.utils import logging
 
     logging.disable_progress_bar()
     folder = weights_folder()
     texts = sentences(2 * BATCH if quick else 64)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokens = dict(tokenizer(texts, padding="max_length", truncation=True, max_length=TOKENS, return_tensors="pt"))
-    with console.status("loading the weights onto the device"):
+    with progress.shown("loading the weights onto the device", console=console):
         model = AutoModel.from_pretrained(folder, device_map="tpu").eval()
     count = sum(p.numel() for p in model.parameters())
     console.print(f"{count / 1e6:.1f} M parameters on {next(model.parameters()).device}, {len(texts)} sentences")
     began = time.perf_counter()
-    with console.status("embedding"):
+    with progress.shown("embedding", console=console):
         vectors = embed(model, tokens)
         similarity = (vectors @ vectors.T).fill_diagonal_(-1).cpu()
     console.print(f"embedded in {time.perf_counter() - began:.1f} s, compiling included")

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from pydoc_data.topics import topics
 
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import nn
 
+from torch_tpu import progress
+
+PROMPT = "The "
 TOLERANCE = 1e-4  # largest loss difference between the devices over the first COMPARED steps
 COMPARED = 20
+# Fewer steps teach it too little to show.
+FEWEST = 60
+# What a sample may take, by the clock, and how much of it is written in any case.
+SAMPLE_SECONDS = 12.0
+LEAST_WRITTEN = 40
 
 
 @dataclass(frozen=True)
@@ -102,14 +110,25 @@ def learning_rate(step: int, steps: int, peak: float = 2e-3) -> float:
     return peak * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
 
 
-def train(device: str, size: Size, text: Text, progress: Progress) -> tuple[GPT, list[float]]:
-    """Trains from a fixed start; the model and the loss of every step (cross-entropy in nats per symbol)."""
+def train(
+    device: str,
+    size: Size,
+    text: Text,
+    advance: Callable[[int, str], None] = lambda count, note: None,
+    until: float = math.inf,
+) -> tuple[GPT, list[float]]:
+    """Trains from a fixed start; the model and the loss of every step (cross-entropy in nats per symbol).
+
+    Args:
+        until: no further step begins after this time, by `time.perf_counter`, but for the first `COMPARED`.
+    """
     torch.manual_seed(0)
     model = GPT(size, len(text.symbols)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01, fused=True)
     losses: list[float] = []
-    task = progress.add_task(f"{device:>4}", total=size.steps, loss="")
     for step in range(size.steps):
+        if step >= COMPARED and time.perf_counter() > until:
+            break
         optimizer.param_groups[0]["lr"] = learning_rate(step, size.steps)
         inputs, targets = (t.to(device) for t in text.batch(size, step))
         loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
@@ -118,12 +137,35 @@ def train(device: str, size: Size, text: Text, progress: Progress) -> tuple[GPT,
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         losses.append(loss.item())
-        progress.update(task, advance=1, loss=f"loss {losses[-1]:.3f}")
+        advance(1, f"loss {losses[-1]:.3f}")
     return model, losses
 
 
+def steps_within(seconds: float, each: float, most: int) -> int:
+    """How many steps that take so long each fit into a time, in tens."""
+    return max(FEWEST, min(most, int(seconds / each) // 10 * 10))
+
+
+def _adapted(size: Size, text: Text, console: Console, seconds: float) -> Size:
+    """The same with as many steps as the device can do in about half of a time; the CPU gets the other half."""
+    began = time.perf_counter()
+    with progress.shown("first steps on tpu, compiling included", console=console):
+        train("tpu", replace(size, steps=2), text)
+        start = time.perf_counter()
+        train("tpu", replace(size, steps=4), text)
+    each = (time.perf_counter() - start) / 4
+    found = replace(size, steps=steps_within((seconds - (time.perf_counter() - began)) / 2, each, size.steps))
+    fewer = f" ({size.steps} where there is more time)" if found.steps < size.steps else ""
+    takes = progress.duration(found.steps * each)
+    progress.say(
+        f"{found.steps} steps{fewer}: about {takes} on the device, and then on the CPU the first {COMPARED} at least",
+        console,
+    )
+    return found
+
+
 def sample(model: GPT, size: Size, text: Text, prompt: str) -> str:
-    """Continues a prompt by `size.sample` symbols drawn from the model, on its device."""
+    """Continues a prompt by up to `size.sample` symbols drawn from the model, on its device."""
     device = next(model.parameters()).device
     known = [text.symbols.index(c) for c in prompt]
     # A window of fixed length: a growing one would compile again for each new length.
@@ -132,8 +174,11 @@ def sample(model: GPT, size: Size, text: Text, prompt: str) -> str:
     result = list(known)
     model.eval()
     torch.manual_seed(0)
+    began = time.perf_counter()
     with torch.no_grad():
-        for _ in range(size.sample):
+        for written in range(size.sample):
+            if written >= LEAST_WRITTEN and time.perf_counter() - began > SAMPLE_SECONDS:
+                break
             end = min(len(result), size.context)
             probabilities = torch.softmax(model(ids)[0, end - 1] / 0.8, -1)
             drawn = torch.multinomial(probabilities, 1)
@@ -161,22 +206,20 @@ def draw(curves: dict[str, list[float]], path: Path) -> None:
     pyplot.close(figure)
 
 
-def run(console: Console, quick: bool, output: Path) -> bool:
-    """Trains on both devices; whether the first `COMPARED` losses agree within `TOLERANCE` and the loss fell."""
-    size = QUICK if quick else FULL
+def run(console: Console, quick: bool, output: Path, until: float) -> bool:
+    """Trains on both devices; whether the first `COMPARED` losses agree within `TOLERANCE` and the loss fell.
+
+    Args:
+        until: when it should be through, by `time.perf_counter`.
+    """
     text = Text.of_python_topics()
+    until -= SAMPLE_SECONDS
+    size = _adapted(QUICK if quick else FULL, text, console, until - time.perf_counter())
     console.print(f"{len(text.ids):,} symbols of text, {len(text.symbols)} different ones; {size}")
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[loss]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        model, on_device = train("tpu", size, text, progress)
-        _, on_cpu = train("cpu", size, text, progress)
+    with progress.shown("training on tpu", size.steps, console) as task:
+        model, on_device = train("tpu", size, text, task.advance)
+    with progress.shown("the same training on cpu, until the time is up", console=console) as task:
+        _, on_cpu = train("cpu", size, text, lambda n, note: task.advance(n, f"step {task.done + n}, {note}"), until)
     picture = output / "loss.png"
     try:
         draw({"tpu": on_device, "cpu": on_cpu}, picture)
@@ -188,7 +231,9 @@ def run(console: Console, quick: bool, output: Path) -> bool:
     verdict = "[green]agree[/green]" if held else "[red]differ[/red]"
     console.print(f"loss curves in {picture}; the first {COMPARED} differ by at most {difference:.1e}: they {verdict}")
     began = time.perf_counter()
-    written = sample(model, size, text, "The ")
-    console.print(f"a sample, {(time.perf_counter() - began) / size.sample * 1e3:.0f} ms per symbol:")
+    with progress.shown("writing a sample", console=console):
+        written = sample(model, size, text, PROMPT)
+    each = (time.perf_counter() - began) / (len(written) - len(PROMPT))
+    console.print(f"a sample, {each * 1e3:.0f} ms per symbol:")
     console.print(written, style="italic", markup=False, highlight=False)
     return held

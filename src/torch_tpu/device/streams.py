@@ -57,6 +57,8 @@ def synchronize(device: Any = None) -> None:
         with metrics.waiting("synchronize"):
             if hooks.flush is not None:
                 hooks.flush("synchronize")
+            if hooks.end_collectives is not None:
+                hooks.end_collectives()
             try:
                 client.client().synchronize()
             except client.client_errors() as error:

@@ -15,7 +15,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs import _jax_mlir_ext
 from jaxlib.mlir.dialects import chlo, func, stablehlo
 
-from torch_tpu.hlo import types
+from torch_tpu.hlo import replicas, types
 from torch_tpu.hlo.array import Array
 from torch_tpu.hlo.target import Target as Target
 from torch_tpu.hlo.target import target as target
@@ -142,6 +142,8 @@ def build(
         module.operation.attributes["sym_name"] = ir.StringAttr.get(name)
         with ir.InsertionPoint(module.body):
             _, results = _function("main", "public", parameters, body)
+        if target.collectives:
+            replicas.settle(module, target)
         return module, results
 
 

@@ -21,7 +21,7 @@ def _ir_types(arrays: Sequence[Array]) -> list[ir.Type]:
     return [a.value.type for a in arrays]
 
 
-def _fill_region(region: ir.Region, arguments: Sequence[tuple[tuple[int, ...], torch.dtype]], body: Combine) -> None:
+def fill_region(region: ir.Region, arguments: Sequence[tuple[tuple[int, ...], torch.dtype]], body: Combine) -> None:
     """Builds `body` (Arrays in, one Array or a sequence of them out) as the only block of `region`."""
     block = region.blocks.append(*(types.tensor_type(shape, dtype) for shape, dtype in arguments))
     with ir.InsertionPoint(block):
@@ -157,7 +157,7 @@ def reduce(
         [i.value for i in initial],
         sorted(dimensions),
     )
-    _fill_region(operation.regions[0], [((), a.dtype) for a in (*arrays, *arrays)], combine)
+    fill_region(operation.regions[0], [((), a.dtype) for a in (*arrays, *arrays)], combine)
     return [Array(value, shape, a.dtype) for value, a in zip(operation.results, arrays, strict=True)]
 
 
@@ -225,7 +225,7 @@ def reduce_window(
         window_dilations=dilation,
         padding=ir.DenseElementsAttr.get(_int64([e for pair in padding for e in pair]).reshape(ndim, 2)),
     )
-    _fill_region(operation.regions[0], [((), a.dtype) for a in (*arrays, *arrays)], combine)
+    fill_region(operation.regions[0], [((), a.dtype) for a in (*arrays, *arrays)], combine)
     return [Array(value, shape, a.dtype) for value, a in zip(operation.results, arrays, strict=True)]
 
 
@@ -292,7 +292,7 @@ def scatter(
         indices_are_sorted=sorted_indices,
         unique_indices=unique_indices,
     )
-    _fill_region(operation.regions[0], [((), a.dtype) for a in (*arrays, *arrays)], combine)
+    fill_region(operation.regions[0], [((), a.dtype) for a in (*arrays, *arrays)], combine)
     return [Array(value, a.shape, a.dtype) for value, a in zip(operation.results, arrays, strict=True)]
 
 
@@ -315,7 +315,7 @@ def sort(arrays: Sequence[Array], dim: int, comes_before: Combine, *, stable: bo
     operation = stablehlo.SortOp(
         _ir_types(arrays), [a.value for a in arrays], dimension=dim % arrays[0].ndim, is_stable=stable
     )
-    _fill_region(operation.regions[0], [((), a.dtype) for a in arrays for _ in range(2)], comes_before)
+    fill_region(operation.regions[0], [((), a.dtype) for a in arrays for _ in range(2)], comes_before)
     return [Array(value, a.shape, a.dtype) for value, a in zip(operation.results, arrays, strict=True)]
 
 
@@ -330,8 +330,8 @@ def while_loop(initial: Sequence[Array], condition: Combine, body: Combine) -> l
     """Runs `body` on the carried arrays while `condition` of them (a 0-d bool Array) holds."""
     operation = stablehlo.WhileOp(_ir_types(initial), [a.value for a in initial])
     carried = [(a.shape, a.dtype) for a in initial]
-    _fill_region(operation.regions[0], carried, condition)
-    _fill_region(operation.regions[1], carried, body)
+    fill_region(operation.regions[0], carried, condition)
+    fill_region(operation.regions[1], carried, body)
     return [Array(value, a.shape, a.dtype) for value, a in zip(operation.results, initial, strict=True)]
 
 
@@ -354,7 +354,7 @@ def conditional(
     """What one of two functions makes, which both make Arrays of these shapes and dtypes; only that one runs."""
     operation = stablehlo.IfOp([types.tensor_type(tuple(s), d) for s, d in results], condition.value)
     for region, branch in zip(operation.regions, (when_true, otherwise), strict=True):
-        _fill_region(region, [], branch)
+        fill_region(region, [], branch)
     return [Array(value, s, d) for value, (s, d) in zip(operation.results, results, strict=True)]
 
 

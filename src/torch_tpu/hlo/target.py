@@ -20,6 +20,8 @@ class Target:
         copies: names of the private functions that are copies of other modules, by module.
         functions: how many private functions it has.
         reads_precision: whether PyTorch's precision of float32 products had a say in it.
+        collectives: its operations that communicate, each with the ranks of its group and the size of the world.
+        ranks: those that run it together; none where it doesn't communicate.
     """
 
     platform: str
@@ -28,6 +30,8 @@ class Target:
     copies: dict[Any, str] = field(default_factory=dict)
     functions: int = 0
     reads_precision: bool = False
+    collectives: list[tuple[Any, tuple[int, ...], int]] = field(default_factory=list)
+    ranks: tuple[int, ...] = ()
 
     def new_name(self) -> str:
         """A name for a private function."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import traceback
 from pathlib import Path
 
+from rich.console import Console
+
+from torch_tpu import progress
 from torch_tpu.planner import NothingToPlanError, plan_script
 
 
@@ -21,17 +25,26 @@ def main() -> None:
     parser.add_argument("script", type=Path)
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     given = parser.parse_args()
+    console = Console(stderr=True)
+    task = progress.Task(f"{given.script.name} runs without values")
+
+    def compiled(done: int, count: int) -> None:
+        task.what, task.total, task.done = f"compiling for {given.target}", count, done
+        _show(done, count)
+
     try:
-        made = plan_script(
-            given.script,
-            given.arguments,
-            given.target,
-            given.steps,
-            given.tokens,
-            given.samples,
-            _progress,
-            given.save,
-        )
+        # A terminal has the line of `_show`, which a bar would break where the script prints too.
+        with contextlib.nullcontext() if console.is_terminal else progress.lines(task, console):
+            made = plan_script(
+                given.script,
+                given.arguments,
+                given.target,
+                given.steps,
+                given.tokens,
+                given.samples,
+                compiled,
+                given.save,
+            )
     except NothingToPlanError as error:
         sys.exit(f"{given.script}: {error}")
     except Exception as error:
@@ -45,7 +58,7 @@ def main() -> None:
     given.json.write_text(made.to_json())
 
 
-def _progress(done: int, count: int) -> None:
+def _show(done: int, count: int) -> None:
     # A terminal shows one line that changes, a log one line for each program.
     begin, end = ("\r", "\n" if done == count else "") if sys.stderr.isatty() else ("", "\n")
     print(f"{begin}compiled {done} of {count} programs", end=end, file=sys.stderr, flush=True)

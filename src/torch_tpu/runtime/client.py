@@ -44,6 +44,8 @@ Options = Mapping[str, str | bool | int | float]
 DEBUG_OPTIONS: dict[str, str | bool | int | float] = {"xla_allow_excess_precision": False}
 CPU_OPTIONS: dict[str, str | bool | int | float] = {"xla_cpu_enable_fast_math": False}
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+# Of the memory that XLA:CPU uses in place.
+_ALIGNMENT = 64
 # How XLA, of any version, says that it has no such option, or no such value for it.
 _LACKS_OPTION = re.compile(r"No such compile option: '(\w+)'|While setting option (\w+), ")
 
@@ -158,10 +160,12 @@ class Client:
         runs: Whether programs run; if not, buffers have shapes and no contents.
         total_memory: Bytes that no value can exceed.
         fingerprint: What a program depends on besides its module and options (`runtime.fingerprint`).
+        is_of_world: Whether it belongs to a world of processes, so that programs can communicate.
         names_operators: Whether programs say which operator and line of the user's program each operation comes from.
     """
 
     runs = True
+    is_of_world = False
     names_operators = False
 
     def __init__(self, chosen: platform.Platform) -> None:
@@ -202,6 +206,23 @@ class Client:
             True,
         )
 
+    def adopt(self, array: npt.NDArray[Any]) -> Buffer:
+        """A device buffer over the memory of `array` where XLA can use it in place, else a copy (`put`).
+
+        The caller must not write to `array` any more. A program that would write to the buffer gets a copy of it.
+        """
+        if not self.is_host_memory or array.ctypes.data % _ALIGNMENT:
+            return self.put(array)
+        never_written = compat.xla.HostBufferSemantics.ZERO_COPY
+        return compat.xla.batched_device_put(
+            Aval(array.shape, array.dtype), self._sharding, [array], self._device_list, True, False, never_written, True
+        )
+
+    def is_ready(self, buffer: Buffer) -> bool:
+        """Whether what computes the buffer has run."""
+        ready: bool = buffer.is_ready()
+        return ready
+
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Buffer:
         """A device buffer of zeros."""
         return self.put(np.zeros(shape, dtype))
@@ -231,13 +252,18 @@ class Client:
         results: Sequence[tuple[tuple[int, ...], npt.DTypeLike]],
         options: Options | None = None,
         custom_calls: Collection[str] = (),
+        ranks: tuple[int, ...] = (),
     ) -> Executable:
         """Compiles a StableHLO module (an `ir.Module`, or text as bytes) whose results have these shapes and dtypes.
 
         Args:
             options: XLA debug options by name, on top of the project's own.
             custom_calls: the functions the module calls.
+            ranks: the processes that run it together, this one among them.
         """
+        if ranks and not self.is_of_world:
+            made: Executable = hooks.join_world().compile(module, results, options, custom_calls, ranks)
+            return made
         if any(name.startswith("lapack_") for name in custom_calls):
             compat.register_lapack()
         chosen = dict(DEBUG_OPTIONS)
@@ -248,13 +274,15 @@ class Client:
         executable = self._executables.get(key)
         if executable is None:
             avals = [Aval(shape, dtype) for shape, dtype in results]
-            executable = self._executables[key] = self._executable(key, module, chosen, avals)
+            executable = self._executables[key] = self._executable(key, module, chosen, avals, ranks)
         return executable
 
     def _key(self, module: Any, options: Options) -> str:
         return fingerprint.of_program(self.fingerprint, module, options.items())
 
-    def _executable(self, key: str, module: Any, options: Options, results: list[Aval]) -> Executable:
+    def _executable(
+        self, key: str, module: Any, options: Options, results: list[Aval], ranks: tuple[int, ...]
+    ) -> Executable:
         if self.runs_on_cpu and self._mappings.is_near_limit():
             metrics.count("programs_forgotten")
             hooks.forget_programs()

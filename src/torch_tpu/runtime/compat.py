@@ -48,7 +48,8 @@ class _Names:
 
 _xla_client: Any = _Names("jaxlib.xla_client")
 _hlo: Any = _Names("jaxlib._hlo")
-xla: Any = _Names(_xla_client._xla.__name__)
+XLA_MODULE: str = _xla_client._xla.__name__
+xla: Any = _Names(XLA_MODULE)
 make_cpu_client: Any = _xla_client.make_cpu_client
 CompileOptions: Any = _xla_client.CompileOptions
 DeviceAssignment: Any = _xla_client.DeviceAssignment

@@ -52,6 +52,12 @@ def client() -> Client:
     return _client
 
 
+def replace(made: Client) -> None:
+    """Makes another client that of this process; buffers and programs of the old one are of no use to it."""
+    global _client
+    _client = made
+
+
 def is_initialised() -> bool:
     """Whether the client exists; a process that forks after this point can't use the device in the child."""
     return _client is not None

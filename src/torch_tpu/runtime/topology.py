@@ -162,7 +162,9 @@ class TopologyClient(Client):
         # Of the program as a machine with these TPUs makes it, which does not name operators.
         return super()._key(compat.without_locations(module), options)
 
-    def _executable(self, key: str, module: Any, options: Options, results: list[Aval]) -> AheadOfTimeProgram:
+    def _executable(
+        self, key: str, module: Any, options: Options, results: list[Aval], ranks: tuple[int, ...]
+    ) -> AheadOfTimeProgram:
         return AheadOfTimeProgram(self, key, module, options, results)
 
     def analyse(self, key: str, module: Any, options: Options) -> Analysis:

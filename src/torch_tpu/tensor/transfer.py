@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -110,7 +110,6 @@ def host_view(tensor: torch.Tensor, why: str = "copy to the host") -> torch.Tens
         why: how a report names this wait.
     """
     value = value_of(tensor.untyped_storage())
-    g: Geometry = value.geometry
     if tensor.numel() == 0:
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
     with metrics.waiting(why):
@@ -120,12 +119,26 @@ def host_view(tensor: torch.Tensor, why: str = "copy to the host") -> torch.Tens
             hooks.before_reading()
         array = contents(value.array)
     metrics.count("device_to_host_bytes", array.nbytes)
-    elements = from_numpy(array, g.dtype)
+    place = Place(tensor.dtype, int(tensor.storage_offset()), tensor.shape, tensor.stride())
+    return place_in(from_numpy(array, value.dtype), value.geometry, place)
+
+
+class Place(NamedTuple):
+    """Where a tensor lies in its storage."""
+
+    dtype: torch.dtype
+    offset: int
+    sizes: Sequence[int]
+    strides: Sequence[int]
+
+
+def place_in(elements: torch.Tensor, g: Geometry, place: Place) -> torch.Tensor:
+    """A place in a value, given the value's elements on the host in their logical order."""
     if g.strides != contiguous_strides(g.sizes):
         order = sorted(range(len(g.sizes)), key=lambda d: (-g.strides[d], d))
         elements = elements.permute(order).contiguous()
-    flat = elements.reshape(-1).view(tensor.dtype)
-    return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    flat = elements.reshape(-1).view(place.dtype)
+    return flat.as_strided(place.sizes, place.strides, place.offset)
 
 
 def host_memory(value: Content | None, nbytes: int) -> torch.UntypedStorage:

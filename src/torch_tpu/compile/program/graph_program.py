@@ -6,6 +6,7 @@ import functools
 import hashlib
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -47,6 +48,7 @@ class Facts:
         inputs: names of its placeholders.
         constants: how many tensors are part of it.
         numbers: places of the inputs that are numbers and nothing but data, so that programs take them as they are.
+        groups: the names of the groups of processes it communicates in.
     """
 
     border: Border
@@ -54,6 +56,7 @@ class Facts:
     has_fixed_shapes: bool
     constants: int
     numbers: frozenset[int]
+    groups: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,17 @@ def facts_of(graph: GraphModule) -> Facts:
             for i, n in enumerate(placeholders)
             if _is_number(n) and n.users and all(map(partial(_is_data, n), n.users))
         ),
+        tuple(sorted({name for m in graph.modules() if isinstance(m, GraphModule) for name in _groups(m)})),
     )
+
+
+def _groups(graph: GraphModule) -> Iterator[str]:
+    """The groups in which a graph communicates."""
+    for node in graph.graph.nodes:
+        func = node.target
+        if isinstance(func, OpOverload) and func.namespace == "_c10d_functional":
+            given = zip(signature(func).arguments, bind(func, node.args, node.kwargs), strict=True)
+            yield from (value for a, value in given if a.name == "group_name" and isinstance(value, str))
 
 
 def _is_number(node: Node) -> bool:
@@ -164,6 +177,15 @@ class GraphProgram:
         except stored_graph.UnstorableGraph:
             return ""
 
+    def _identity_here(self) -> str:
+        """The same with the ranks that its groups have now: their names are used again in other worlds."""
+        if not self._identity or not self._facts.groups:
+            return self._identity
+        from torch_tpu.ops.collectives import group_of
+
+        groups = [(name, group_of(name)) for name in self._facts.groups]
+        return f"{self._identity} {[(name, group.ranks, group.world) for name, group in groups]}"
+
     def __call__(self, *args: Any) -> Any:
         if hooks.forked is not None:
             hooks.forked()
@@ -238,7 +260,7 @@ class GraphProgram:
             computes_wide(sig, args),
             checks_bounds(),
             guarded=True,
-            identity=self._identity if client().disk_cache is not None else "",
+            identity=self._identity_here() if client().disk_cache is not None else "",
         )
 
     def _trace(self, tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[int]]:

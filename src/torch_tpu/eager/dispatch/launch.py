@@ -32,6 +32,8 @@ def launch(
 ) -> Any:
     """Runs a plan, or records it in fused mode; returns what the operator returns.
 
+    A program that communicates runs now: other ranks may never do what is recorded before and after it.
+
     Args:
         values, data: what the call's tensors hold, and its scalars that the program takes.
         call: the call; None on the fast path, whose plans need nothing else of it.
@@ -39,7 +41,7 @@ def launch(
     Raises:
         Changed: where the call has to begin anew.
     """
-    if mode.fused:
+    if mode.fused and not plan.ranks:
         return record(plan, values, data, call, generator)
     if call is None:
         arguments = []

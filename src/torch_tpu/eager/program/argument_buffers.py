@@ -29,3 +29,9 @@ def scalar_buffer(value: Any, dtype: torch.dtype) -> Buffer:
 def starts_buffer(starts: tuple[int, ...]) -> Buffer:
     found = start_buffers.find(starts)
     return start_buffers.keep(starts, client().put(np.asarray(starts, np.int32))) if found is None else found
+
+
+def clear() -> None:
+    """Forgets them all."""
+    scalar_buffers.clear()
+    start_buffers.clear()

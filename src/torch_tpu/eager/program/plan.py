@@ -148,6 +148,7 @@ class Plan:
         reused: (argument, input, result): arguments whose memory the program gives to the value written to the input.
             Called by itself it takes their buffers, which nobody else may hold.
         returned: what the call returns, with Fresh and Alias in place of tensors.
+        ranks: those that run the program together; none where it doesn't communicate. It is part of no other program.
         reads_precision: PyTorch's precision of float32 products had a say in the program.
         is_simple: that is the only result as a contiguous tensor, and nothing is written.
         call: what it was made of, kept while it is not known whether the compiler has code for it.
@@ -173,6 +174,7 @@ class Plan:
         "number",
         "numbers",
         "operations",
+        "ranks",
         "reads_precision",
         "results",
         "returned",
@@ -222,6 +224,7 @@ class Plan:
         self.operations = operations
         self.custom_calls = target.custom_calls
         self.reads_precision = target.reads_precision
+        self.ranks = target.ranks
         self.bases = bases
         self.starts = starts
         self.data = data
@@ -242,7 +245,9 @@ class Plan:
         if digest is None:
             module.reuse_parameters(built, [(argument, result) for argument, _, result in self.reused])
         self.returned = returned
-        self.is_simple = len(results) == 1 and not writes and isinstance(returned, Fresh) and returned.contiguous
+        self.is_simple = (
+            len(results) == 1 and not self.ranks and not writes and isinstance(returned, Fresh) and returned.contiguous
+        )
         self.executable: Executable | None = None
         self.call: Call | None = None
 
@@ -264,6 +269,7 @@ class Plan:
                 [(shape, types.numpy_dtype(dtype)) for shape, dtype in self.results],
                 options=options_for(self.operations) if client().runs_on_cpu else None,
                 custom_calls=self.custom_calls,
+                ranks=self.ranks,
             )
         return self.executable
 

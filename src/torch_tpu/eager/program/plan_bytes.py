@@ -66,6 +66,7 @@ def dump(plan: Plan) -> bytes:
         "operations": [[name, list(shape), count] for (name, shape), count in plan.operations.items()],
         "custom_calls": sorted(plan.custom_calls),
         "reads_precision": plan.reads_precision,
+        "ranks": list(plan.ranks),
         "bases": list(plan.bases),
         "starts": [i for i, _ in plan.starts],
         "data": [i for i, _ in plan.data],
@@ -171,6 +172,7 @@ class _Reader:
         target = new_target()
         target.custom_calls = set(map(self._text, self._list(header["custom_calls"])))
         target.reads_precision = self._bool(header["reads_precision"])
+        target.ranks = self._numbers(header["ranks"])
         writes = tuple(map(self._write, self._list(header["writes"])))
         self._nbytes = [spec.nbytes for spec in call.inputs]
         for i, _, g in writes:  # a storage may grow
@@ -332,7 +334,18 @@ class _Reader:
 # The fields of a header.
 _READ_BY = dict.fromkeys(
     (
-        *("module", "digest", "results", "operations", "custom_calls", "reads_precision", "bases", "starts", "data"),
+        *(
+            "module",
+            "digest",
+            "results",
+            "operations",
+            "custom_calls",
+            "reads_precision",
+            "ranks",
+            "bases",
+            "starts",
+            "data",
+        ),
         *("hosts", "for_offsets", "uses_rng", "draws", "writes", "checks", "returned"),
     )
 )

@@ -92,7 +92,7 @@ def find_plan(
             elif judge is not None:
                 judge()
             check_fits(plan.nbytes)
-            if mode.fused:
+            if mode.fused and not plan.ranks:
                 plan.call = call
             else:
                 plan.compiled()

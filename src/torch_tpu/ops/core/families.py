@@ -68,6 +68,7 @@ FAMILIES = (
     "padded_results",
     "control_flow",
     "checkpoint",
+    "collectives",
     "flex_attention",
 )
 
