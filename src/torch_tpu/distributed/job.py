@@ -15,7 +15,7 @@ from torch_tpu import metrics
 from torch_tpu.distributed import values, waiters
 from torch_tpu.distributed.values import Arriving
 from torch_tpu.metrics import user_lines
-from torch_tpu.metrics.user_lines import Place
+from torch_tpu.metrics.user_lines import CallSite
 from torch_tpu.tensor.storage import Content, value_of
 
 # So long C++ may wait at a time: Python then looks for Ctrl-C.
@@ -59,7 +59,7 @@ class Job:
         on_slow: called once when somebody has waited for a while; may say why it fails.
     """
 
-    def __init__(self, title: str, run: Run, inputs: Sequence[torch.Tensor], number: int, place: Place) -> None:
+    def __init__(self, title: str, run: Run, inputs: Sequence[torch.Tensor], number: int, place: CallSite) -> None:
         self.title = title
         self.place = place
         self.number = number
