@@ -102,7 +102,8 @@ class WorldClient(Client):
     ) -> Executable:
         if not ranks:
             return super()._executable(key, module, options, results, ranks)
-        self._agree(ranks, key)
+        # Of the program alone: hosts may differ in what else the key depends on.
+        self._agree(ranks, fingerprint.of_program("", module, ()))
         devices = tuple(self._everyone[rank] for rank in ranks)
 
         def compiled(compile_options: Any) -> Any:

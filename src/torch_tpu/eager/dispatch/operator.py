@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 
 from torch_tpu import hooks, metrics
 from torch_tpu.eager import mode
-from torch_tpu.eager.deferred import deferred_graph
+from torch_tpu.eager.deferred import thread_graphs
 from torch_tpu.eager.dispatch import fast_path
 from torch_tpu.eager.dispatch.fast_path import PLAIN, SHARED
 from torch_tpu.eager.dispatch.launch import launch
@@ -256,7 +256,7 @@ class ListOperator(Operator):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         count = self._entries(args, kwargs)
         if mode.fused and count > 1:
-            with deferred_graph.current().one_call():
+            with thread_graphs.current().one_call():
                 returned = self._in_groups([[i] for i in range(count)], args, kwargs)
         elif count > LONGEST_LIST:
             returned = self._in_groups(_equal_groups(args[0]), args, kwargs)
