@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from torch_tpu import metrics
-from torch_tpu.runtime import compat, malloc_settings, platform
+from torch_tpu.runtime import compat, fingerprint, malloc_settings, platform
 from torch_tpu.runtime.client import Aval, Client, Executable, Options
 from torch_tpu.runtime.world_service import FOREVER
 
