@@ -119,7 +119,7 @@ class TpuProcessGroup(_ProcessGroup):
             group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         self._register_backend(torch.device("tpu"), dist.ProcessGroup.BackendType.CUSTOM, self.gloo)
         self.bound_device_id = torch.device("tpu", 0)
-        agreement = Agreement(dist.PrefixStore("agreement/", store), rank, self.ranks, timeout)
+        agreement = Agreement(dist.PrefixStore("agreement/", store), rank, self.ranks, timeout, self.gloo)
         self.collectives = Channel(agreement)
         self.peers = Channel(agreement)
         self.engine: Any = programs if joining.engine() == "xla" else hosted

@@ -9,6 +9,7 @@ are not tried.
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any
 
 import torch
@@ -29,9 +30,7 @@ _NOT_OF_THE_CALL = re.compile(r"Could not run|[Pp]rivate[Uu]se1|out of bounds|fo
 # What accelerators take and the CPU has no kernel for: Transformers counts integers wherever it is not on a CPU.
 _TAKE_MORE = frozenset({"aten::histc"})
 # Operators some of whose numbers have a domain of their own.
-_WITH_DOMAIN = frozenset(
-    {"celu", "histc", "huber_loss", "linspace", "logspace", "renorm", "smooth_l1_loss", "softshrink"}
-)
+_WITH_DOMAIN = frozenset({"celu", "histc", "linspace", "logspace", "renorm", "softshrink"})
 # What the CPU calls an operator that is the device's alone.
 _ON_CPU: dict[OpOverload, OpOverload] = {
     torch.ops.aten.convolution_overrideable.default: torch.ops.aten.convolution.default
@@ -134,6 +133,7 @@ def _is_about_number(
     return _tried(func, *unbind(func, ones), sizes) is None
 
 
+@cache
 def has_domain(func: OpOverload) -> bool:
     """Whether an operator refuses some numbers that its tensors' dtypes could hold."""
     return func._schema.name.partition("::")[2].rstrip("_").removesuffix("_backward") in _WITH_DOMAIN
