@@ -37,6 +37,7 @@ HANDWRITTEN_MODULES = (
     "torch_tpu.eager.dynamic",
     "torch_tpu.eager.recurrent",
     "torch_tpu.eager.least_squares",
+    "torch_tpu.eager.deviations",
     "torch_tpu.eager.host_kernels",
     "torch_tpu.eager.observer",
 )
