@@ -207,6 +207,7 @@ CACHED = {
     "ops/activation.py": "operators",
     "ops/core/derived.py": "operators",
     "ops/core/schema.py": "operators",
+    "ops/tracing/cpu_acceptance.py": "operators",
     "runtime/compat.py": "the versions of jaxlib",
     "runtime/fingerprint.py": "the machine",
 }
