@@ -107,6 +107,14 @@ class World:
                 self.close()
         return [found[rank] for rank in range(len(self._pipes))]
 
+    def renew(self) -> None:
+        """Gives the next call new processes: these have a group of no use."""
+        self.close(0.0)
+
+    def store_keys(self, part: str) -> list[str]:
+        """The keys in the store of the processes' groups with this in them."""
+        return [key for key in self._store.list_keys() if part in key]
+
     def close(self, seconds: float = 20.0) -> None:
         """Ends the processes; those that have not ended by themselves after so long are killed."""
         self._is_fresh = False

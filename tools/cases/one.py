@@ -30,9 +30,10 @@ def load(path: Path) -> ModuleType:
 
 
 def message_of(error: BaseException, path: Path) -> str:
-    """The error's first line, and in which line of the program it was raised."""
+    """The error's first line (of Dynamo's its explanation too), and in which line of the program it was raised."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    said = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = " ".join([*said[:1], *(line for line in said[1:] if line.startswith("Explanation:"))])
     return f"{f'line {lines[-1]}: ' if lines else ''}{type(error).__name__}: {text}"
 
 

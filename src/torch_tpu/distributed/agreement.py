@@ -1,8 +1,10 @@
 """Whether the ranks of a group call the same collective: they compare what they call through the group's store.
 
 When a rank asks, it writes its call under the call's number and waits until every other rank has done so. Each rank
-asks at its first call of a kind, so all of them do. A rank that waits long for a collective asks too: so ranks that
-differ later find each other. `TORCH_TPU_CHECK_COLLECTIVES` may ask more often, or less.
+asks where it calls what has not followed the same few calls before, so all of them do, and in a loop nobody does from
+its third round on. Who leaves the loop asks, before gloo has begun what other ranks don't call, which might end the
+process. A rank that waits long for a collective asks too: so it meets the one that left.
+`TORCH_TPU_CHECK_COLLECTIVES` may ask more often, or less.
 """
 
 from __future__ import annotations
@@ -12,19 +14,24 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
 
-from torch_tpu.distributed.job import Job
+from torch_tpu.distributed.job import SLOW, Job
+from torch_tpu.distributed.lifelines import Lifelines
 from torch_tpu.metrics import user_lines
 
 VARIABLE = "TORCH_TPU_CHECK_COLLECTIVES"
-# Kinds of calls that are remembered; all ranks forget them at the same call.
-MOST_KINDS = 4096
+# A call is known if it has followed so many others before.
+CONTEXT = 4
+# Such sequences that are remembered; all ranks forget them at the same call.
+MOST_KNOWN = 4096
 # Seconds between two looks at the store.
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 1e-4, 0.02
+_SHORTEST_PAUSE, _LONGEST_PAUSE, _LONG_PAUSE = 1e-4, 0.02, 0.2
+PAGE = "docs/user/when-ranks-disagree.md"
 _SEPARATOR = "\n"
 
 
@@ -47,13 +54,15 @@ class Agreement:
         timeout: how long other ranks may take to come.
     """
 
-    def __init__(self, store: Any, rank: int, ranks: list[int], timeout: datetime.timedelta) -> None:
+    def __init__(self, store: Any, rank: int, ranks: list[int], timeout: datetime.timedelta, gloo: Any) -> None:
         self.timeout = timeout
+        self._lifelines = Lifelines(gloo)
         self._given_store = store
         self._rank = rank
         self._ranks = ranks
         self._frequency = frequency()
-        self._kinds: set[str] = set()
+        self._latest: deque[str] = deque(maxlen=CONTEXT)
+        self._known: set[tuple[str, ...]] = set()
         self._lock = threading.Lock()
         self._asked: set[int] = set()
         self._previous: str | None = None
@@ -70,11 +79,13 @@ class Agreement:
             return False
         if isinstance(self._frequency, int) and job.number % self._frequency == 0:
             return True
-        if job.title in self._kinds:
+        sequence = (*self._latest, job.title)
+        self._latest.append(job.title)
+        if sequence in self._known:
             return False
-        if len(self._kinds) >= MOST_KINDS:
-            self._kinds.clear()
-        self._kinds.add(job.title)
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        self._known.add(sequence)
         return True
 
     def ask(self, job: Job) -> str:
@@ -90,25 +101,26 @@ class Agreement:
         except dist.DistError as error:
             return f"the other ranks could not be asked what they call: {str(error).splitlines()[0]}"
         finally:
-            self._asked.discard(job.number - MOST_KINDS)
+            self._asked.discard(job.number - MOST_KNOWN)
 
     def _compare(self, job: Job) -> str:
-        own = _SEPARATOR.join((job.title, user_lines.where(job.place)))
+        place = user_lines.where(job.place)
         key = self._key(job.number, self._rank)
-        self._store.set(key, own)
-        others = [n for n in range(len(self._ranks)) if n != self._rank]
-        deadline = time.monotonic() + self.timeout.total_seconds()
-        if not self._wait([self._key(job.number, n) for n in others], deadline, job):
-            absent = [n for n in others if not self._store.check([self._key(job.number, n)])]
-            return "" if not absent or job.is_done or self._closed else self._absent(job, absent[0])
-        for n in others:
-            title, _, line = self._store.get(self._key(job.number, n)).decode().partition(_SEPARATOR)
+        self._store.set(key, _SEPARATOR.join((job.title, place)))
+        keys = {n: self._key(job.number, n) for n in range(len(self._ranks)) if n != self._rank}
+        absent = self._wait(keys, lambda: self._closed or job.is_computed)
+        if absent:
+            return f"{absent} collective {job.number} of this group; {self._calls(job.title)} ({PAGE})"
+        if not self._store.check(list(keys.values())):  # it ended meanwhile
+            self._store.delete_key(key)
+            return ""
+        for n, theirs in keys.items():
+            title, _, line = self._store.get(theirs).decode().partition(_SEPARATOR)
             if title != job.title:
                 return (
-                    f"the ranks differ at collective {job.number} of this group: rank {self._ranks[self._rank]} calls "
-                    f"{job.title} at {user_lines.where(job.place)}, rank {self._ranks[n]} calls {title} at {line}. "
-                    "Every rank of a group must call the same collectives in the same order "
-                    "(docs/user/when-ranks-disagree.md)"
+                    f"the ranks differ at collective {job.number} of this group: {self._calls(job.title)} at {place}, "
+                    f"rank {self._ranks[n]} calls {title} at {line}. Every rank of a group must call the same "
+                    f"collectives in the same order ({PAGE})"
                 )
         if self._previous is not None:
             self._store.delete_key(self._previous)  # every rank is past it
@@ -119,41 +131,42 @@ class Agreement:
         """Whether these ranks compile the same program, the so-manyth of theirs together; says how they differ."""
         place = user_lines.where(user_lines.here_or_backward())
         prefix = f"program/{'_'.join(map(str, ranks))}/{number}/"
-        self._store.set(f"{prefix}{self._ranks[self._rank]}", _SEPARATOR.join((title, place)))
-        deadline = time.monotonic() + self.timeout.total_seconds()
-        pause = _SHORTEST_PAUSE
-        while not self._store.check([f"{prefix}{rank}" for rank in ranks]):
-            if time.monotonic() > deadline:
-                absent = [r for r in ranks if not self._store.check([f"{prefix}{r}"])]
-                return f"rank {absent} did not come to program {number} of the ranks {list(ranks)}, called at {place}"
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-        for rank in ranks:
-            other, _, line = self._store.get(f"{prefix}{rank}").decode().partition(_SEPARATOR)
+        own = self._ranks[self._rank]
+        self._store.set(f"{prefix}{own}", _SEPARATOR.join((title, place)))
+        keys = {self._ranks.index(rank): f"{prefix}{rank}" for rank in ranks if rank != own}
+        absent = self._wait(keys, lambda: self._closed)
+        if absent:
+            return (
+                f"{absent} program {number} of the ranks {list(ranks)}, which rank {own} compiles at {place} ({PAGE})"
+            )
+        for n, theirs in keys.items():
+            other, _, line = self._store.get(theirs).decode().partition(_SEPARATOR)
             if other != title:
                 return (
-                    f"ranks differ: rank {self._ranks[self._rank]} compiles a program that communicates at {place}, "
-                    f"rank {rank} another one at {line}. Every rank must compile the same graphs in the same order "
-                    "(docs/user/when-ranks-disagree.md)"
+                    f"the ranks differ: rank {own} compiles a program that communicates at {place}, rank "
+                    f"{self._ranks[n]} another one at {line}. Every rank must compile the same graphs in order ({PAGE})"
                 )
         return ""
 
-    def _wait(self, keys: list[str], deadline: float, job: Job) -> bool:
-        """Waits for other ranks' calls; False if they do not come, or the job has ended without them."""
+    def _wait(self, keys: Mapping[int, str], is_over: Callable[[], bool]) -> str:
+        """Waits for what other ranks write, as long as it is not over; says who does not come."""
+        began = time.monotonic()
         pause = _SHORTEST_PAUSE
-        while not self._store.check(keys):
-            if time.monotonic() > deadline or job.is_done or self._closed:
-                return False
+        while not self._store.check(list(keys.values())) and not is_over():
+            waited = time.monotonic() - began
+            if waited > SLOW:
+                for n in (n for n, key in keys.items() if not self._store.check([key])):
+                    end = self._lifelines.end_of(n)
+                    if end:
+                        return f"rank {self._ranks[n]} has ended ({end}) before"
+                    if waited > self.timeout.total_seconds():
+                        return f"rank {self._ranks[n]} did not come within {self.timeout.total_seconds():g} s to"
             time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-        return True
+            pause = min(2 * pause, _LONGEST_PAUSE if waited < SLOW else _LONG_PAUSE)
+        return ""
 
-    def _absent(self, job: Job, n: int) -> str:
-        return (
-            f"rank {self._ranks[n]} did not come to collective {job.number} of this group within "
-            f"{self.timeout.total_seconds():g} s; rank {self._ranks[self._rank]} calls {job.title} there "
-            "(docs/user/when-ranks-disagree.md)"
-        )
+    def _calls(self, title: str) -> str:
+        return f"rank {self._ranks[self._rank]} calls {title}"
 
     def _key(self, number: int, rank: int) -> str:
         return f"call/{number}/{rank}"

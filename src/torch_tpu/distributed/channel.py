@@ -15,7 +15,7 @@ from torch_tpu.distributed.agreement import Agreement
 from torch_tpu.distributed.job import Job
 
 # Bytes that are copied at once rather than in the other thread.
-QUICK = 2**18
+QUICK = 2**21
 # Jobs that have begun and not ended.
 MOST_IN_FLIGHT = 256
 

@@ -20,6 +20,8 @@ from torch_tpu.tensor.storage import Content, value_of
 
 # So long C++ may wait at a time: Python then looks for Ctrl-C.
 _SLICE = datetime.timedelta(seconds=0.25)
+# After so many seconds of waiting somebody asks why.
+SLOW = 2.0
 
 # Reads host tensors (inputs), which nobody may write to, and writes others (outputs): what gloo is doing then, and what
 # is left to do when it is done.
@@ -85,6 +87,12 @@ class Job:
     @property
     def is_receive(self) -> bool:
         return self.is_peer_to_peer and bool(self._results)
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether gloo is done with it, though its results may not have been made."""
+        works = self._works
+        return self.is_done or (bool(works) and all(work.is_completed() for work in works))
 
     def result(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A new device tensor for the next result."""
@@ -211,10 +219,6 @@ class Job:
         self._after = None
         self._run = _nothing
         self._ended.set()
-
-
-# After so many seconds of waiting a job asks why.
-SLOW = 2.0
 
 
 def _nothing(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> Begun:

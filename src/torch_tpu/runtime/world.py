@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from torch_tpu import metrics
-from torch_tpu.runtime import compat, malloc_settings, platform
+from torch_tpu.runtime import compat, fingerprint, malloc_settings, platform
 from torch_tpu.runtime.client import Aval, Client, Executable, Options
 from torch_tpu.runtime.world_service import FOREVER
 
@@ -102,7 +102,8 @@ class WorldClient(Client):
     ) -> Executable:
         if not ranks:
             return super()._executable(key, module, options, results, ranks)
-        self._agree(ranks, key)
+        # Of the program alone: hosts may differ in what else the key depends on.
+        self._agree(ranks, fingerprint.of_program("", module, ()))
         devices = tuple(self._everyone[rank] for rank in ranks)
 
         def compiled(compile_options: Any) -> Any:
