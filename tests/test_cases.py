@@ -34,6 +34,19 @@ def test_a_failure_names_the_programs_line(tmp_path):
     assert one.run(program(tmp_path, "2_fails", FAILS), "tpu") == "line 7: AssertionError: it is 2"
 
 
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("first\nsecond", "first"),
+        ("backend='tpu' raised:\nRuntimeError: why\n\nmore", "backend='tpu' raised: RuntimeError: why"),
+        ("a graph break\n  Explanation: why\n  Hint: none", "a graph break Explanation: why"),
+        ("", ""),
+    ],
+)
+def test_a_failure_has_its_reason(message, said):
+    assert one.message_of(RuntimeError(message), Path("1_program.py")) == f"RuntimeError: {said}"
+
+
 def test_a_program_that_ends_its_process_fails(tmp_path):
     result = run.run(program(tmp_path, "1_dies", DIES), "strict", 300.0)
     assert result.outcome == "fail"

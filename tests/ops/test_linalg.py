@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from tests.platform_marks import lapack
 from tools.compare import check, check_opinfo, no_fallback
 from torch_tpu import hooks
 from torch_tpu.eager.program import plan_table
@@ -14,7 +15,6 @@ from torch_tpu.eager.program.plan import Plan
 from torch_tpu.runtime.process_client import client
 
 # tests/ops/test_factor_on_tpu.py has what stands in for LAPACK, tests/plugin/ what runs on the host.
-lapack = pytest.mark.jaxlib_cpu("programs of a plug-in can't call jaxlib's LAPACK")
 
 CLOSE = {"rtol": 2e-3, "atol": 1e-4}
 DOUBLE = {"rtol": 1e-7, "atol": 1e-8}

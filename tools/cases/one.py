@@ -30,10 +30,11 @@ def load(path: Path) -> ModuleType:
 
 
 def message_of(error: BaseException, path: Path) -> str:
-    """The error's first line (of Dynamo's its explanation too), and in which line of the program it was raised."""
+    """What the error says first (and Dynamo's explanation), and in which line of the program it was raised."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     said = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = " ".join([*said[:1], *(line for line in said[1:] if line.startswith("Explanation:"))])
+    reasons = said[1:2] if said and said[0].endswith(":") else [s for s in said if s.startswith("Explanation:")]
+    text = " ".join([*said[:1], *reasons])
     return f"{f'line {lines[-1]}: ' if lines else ''}{type(error).__name__}: {text}"
 
 

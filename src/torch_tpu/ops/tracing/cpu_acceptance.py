@@ -43,9 +43,13 @@ _WARNING = re.compile(r"aten::(var|std)(_mean)?$")
 _accepted: set[tuple[OpOverload, str]] = set()
 _MOST_ACCEPTED = 4096
 # Private kernels that look at every entry they are given, as the public ones do that they serve.
-_CHECKED_PRIVATE = re.compile("_foreach_|_softmax$|_log_softmax$|_to_copy|_adaptive_avg_pool")
+_CHECKED_PRIVATE = re.compile(
+    "_foreach_|_softmax$|_log_softmax$|_to_copy|_adaptive_avg_pool|_native_batch_norm_legit|_batch_norm_(with|no)_update"
+)
 # They take tensors of any sizes, as long as the equal ones are equal, and no sizes as numbers.
-_ANY_SIZES = re.compile("(mm|addmm|bmm|baddbmm|mv|addmv|dot|native_batch_norm)_?$")
+_ANY_SIZES = re.compile(
+    r"((mm|addmm|bmm|baddbmm|mv|addmv|dot|native_batch_norm)_?|_native_batch_norm_legit\w*|_batch_norm_(with|no)_update\w*)$"
+)
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
