@@ -1,8 +1,8 @@
-"""Collectives of the device beside gloo's of CPU tensors, in one run of two processes: `benchmarks/collectives.py`.
+"""Collectives of the device beside gloo's of CPU tensors, in one run: `python benchmarks/collectives.py`.
 
-Prints microseconds (median over calls, each waited for) and the ratio to the same collective of CPU tensors by gloo.
-The program is one compiled graph with the collective in it. `--check` exits with 1 where an eager ratio is above its
-limit.
+It starts two processes and prints microseconds (median over calls, each waited for) and the ratio to the same
+collective of CPU tensors by gloo; "in a graph" is a compiled graph with nothing but the collective in it. `--check`
+exits with 1 where an eager ratio is above its limit.
 """
 
 from __future__ import annotations

@@ -133,7 +133,8 @@ def all_to_all(
 ) -> Started:
     if received or sent:
         return _by_host().all_to_all(group, given, shape, received, sent)
-    result = _run(group, "all_to_all_single", given, [], [])
+    equal = [given.shape[0] // group.size()] * group.size()
+    result = _run(group, "all_to_all_single", given, equal, equal)
     return [result], Launched("all_to_all", [result])
 
 
