@@ -10,7 +10,7 @@ CONSTRAINTS := $(or $(wildcard constraints-$(shell $(PYTHON) -c 'import sys; pri
 READY := .venv/ready
 INSTALL := $(BIN)/pip install --quiet --constraint $(CONSTRAINTS)
 
-.PHONY: demo test test-avx2 families conformance cases tpu-check operators check bench wheel clean
+.PHONY: demo test test-avx2 families distributed conformance cases tpu-check operators check bench wheel clean
 
 demo: $(READY)
 	$(BIN)/torch-tpu demo --output demo-output
@@ -36,6 +36,10 @@ test-avx2: $(READY)
 # Tiny models of all families in tests/compile/families.py, compiled; `make test` takes a few of them.
 families: $(READY)
 	$(PYTEST) -m '' $(ON) tests/compile/test_models.py tests/compile/test_padded_families.py tests/compile/test_generate.py
+
+# Several processes, the long tests too; `make test` takes the short ones.
+distributed: $(READY)
+	$(PYTEST) -m '' $(ON) tests/distributed
 
 # Continues where it stopped. Options: make conformance OPTIONS="--ops '^linalg' --dtypes float32 --samples 3"
 # The random programs run whether or not the database found differences.

@@ -164,6 +164,9 @@ FIXED = {
     "device/pinned.py _kept": "three for the one patch",
     "device/privateuse1.py _kept": "two: the hooks and the guard",
     "device/stream_guard.py _tables": "one",
+    "distributed/channel.py _channels": "weak",
+    "distributed/kernels.py _kernels": "operators",
+    "distributed/kernels.py _libraries": "one",
     "eager/deferred/runtime_checks.py unread": "read when a graph has run",
     "eager/deferred/thread_graphs.py graphs": "weak",
     "eager/deferred/deferred_graph.py _nodes": "2**20, on topologies only",
@@ -204,6 +207,7 @@ CACHED = {
     "ops/activation.py": "operators",
     "ops/core/derived.py": "operators",
     "ops/core/schema.py": "operators",
+    "ops/tracing/cpu_acceptance.py": "operators",
     "runtime/compat.py": "the versions of jaxlib",
     "runtime/fingerprint.py": "the machine",
 }

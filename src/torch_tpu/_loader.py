@@ -27,10 +27,10 @@ def load() -> None:
 
         try:
             from torch_tpu.device import registration
-            from torch_tpu.distributed import registration as process_groups
+            from torch_tpu.distributed import backend_names
 
             registration.register()
-            process_groups.install()
+            backend_names.install()
         except Exception as error:
             _failure = error
             # Where even this fails, the device stays unknown to PyTorch, which then says so itself.

@@ -118,7 +118,7 @@ def test_meshes_and_subgroups_of_four() -> None:
 
 
 def check_programs() -> None:
-    assert dist.group.WORLD.engine.__name__.endswith(".programs")
+    assert dist.group.WORLD.engine.__name__.endswith(".program_engine")
     collectives.check_reductions([torch.float32, torch.bfloat16], ["SUM", "AVG", "MAX"])
     collectives.check_reductions([torch.int32], ["SUM", "BXOR"])
     collectives.same(collectives.moved, torch.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -191,16 +192,31 @@ else:
 """
 
 
-def test_torchrun_and_a_message_sent_at_the_end(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
+PAGE = Path(__file__).parents[2] / "docs/user/distributed.md"
+
+
+def torchrun(folder: Path, code: str) -> str:
+    script = folder / "script.py"
+    script.write_text(code)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
     ran = subprocess.run(
         command, capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
     )
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.count("sum [3.0, 3.0]") == 2
-    assert ran.stdout.count("received [4.0, 4.0]") == 1
+    return ran.stdout
+
+
+def test_torchrun_and_a_message_sent_at_the_end(tmp_path: Path) -> None:
+    printed = torchrun(tmp_path, SCRIPT)
+    assert printed.count("sum [3.0, 3.0]") == 2
+    assert printed.count("received [4.0, 4.0]") == 1
+
+
+def test_the_example_of_the_page(tmp_path: Path) -> None:
+    (code,) = re.findall(r"^```py\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    printed = torchrun(tmp_path, f"{code}print(model.module.weight.grad.norm().item())\n")
+    first, second = map(float, printed.split())
+    assert first == second > 0
 
 
 def test_importing_torch_imports_nothing_of_the_groups() -> None:
@@ -210,7 +226,7 @@ def test_importing_torch_imports_nothing_of_the_groups() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     loaded, registered = ran.stdout.splitlines()
-    assert loaded == "['torch_tpu.distributed', 'torch_tpu.distributed.registration']"
+    assert loaded == "['torch_tpu.distributed', 'torch_tpu.distributed.backend_names']"
     assert registered == "True False"
 
 

@@ -187,3 +187,10 @@ def check_checkpoint(folder: str) -> None:
 
 def test_checkpoint_of_two_is_read_by_two_and_by_one(two: World, tmp_path: Path) -> None:
     two.run(check_checkpoint, str(tmp_path))
+
+
+@pytest.mark.rare
+def test_twenty_steps(two: World) -> None:
+    two.run(check_ddp, 20)
+    two.run(check_fsdp, 20)
+    two.run(check_tensor_parallel, 20)

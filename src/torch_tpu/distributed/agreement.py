@@ -9,6 +9,7 @@ process. A rank that waits long for a collective asks too: so it meets the one t
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import os
@@ -33,6 +34,7 @@ MOST_KNOWN = 4096
 _SHORTEST_PAUSE, _LONGEST_PAUSE, _LONG_PAUSE = 1e-4, 0.02, 0.2
 PAGE = "docs/user/when-ranks-disagree.md"
 _SEPARATOR = "\n"
+_NOTHING = "-"
 
 
 def frequency() -> int | str:
@@ -111,17 +113,16 @@ class Agreement:
         absent = self._wait(keys, lambda: self._closed or job.is_computed)
         if absent:
             return f"{absent} collective {job.number} of this group; {self._calls(job.title)} ({PAGE})"
-        if not self._store.check(list(keys.values())):  # it ended meanwhile
-            self._store.delete_key(key)
-            return ""
         for n, theirs in keys.items():
-            title, _, line = self._store.get(theirs).decode().partition(_SEPARATOR)
-            if title != job.title:
+            title, _, line = self._read(theirs).partition(_SEPARATOR)
+            if title not in (job.title, _NOTHING):
                 return (
                     f"the ranks differ at collective {job.number} of this group: {self._calls(job.title)} at {place}, "
                     f"rank {self._ranks[n]} calls {title} at {line}. Every rank of a group must call the same "
                     f"collectives in the same order ({PAGE})"
                 )
+        if job.is_computed:  # somebody may have asked who is not waited for
+            return ""
         if self._previous is not None:
             self._store.delete_key(self._previous)  # every rank is past it
         self._previous = key
@@ -140,13 +141,27 @@ class Agreement:
                 f"{absent} program {number} of the ranks {list(ranks)}, which rank {own} compiles at {place} ({PAGE})"
             )
         for n, theirs in keys.items():
-            other, _, line = self._store.get(theirs).decode().partition(_SEPARATOR)
-            if other != title:
+            other, _, line = self._read(theirs).partition(_SEPARATOR)
+            if other not in (title, _NOTHING):
                 return (
                     f"the ranks differ: rank {own} compiles a program that communicates at {place}, rank "
                     f"{self._ranks[n]} another one at {line}. Every rank must compile the same graphs in order ({PAGE})"
                 )
         return ""
+
+    def tell(self, why: str) -> None:
+        """Tells ranks that wait for this one why it calls nothing any more."""
+        if len(self._ranks) > 1 and self._frequency != "off":
+            with contextlib.suppress(dist.DistError):
+                self._store.set(f"failure/{self._rank}", why)
+
+    def _read(self, key: str) -> str:
+        """What another rank has written; `_NOTHING` where it has not, or has taken it away again.
+
+        The store's `get` would wait for it.
+        """
+        found: bytes = self._store.compare_set(key, _NOTHING, _NOTHING)
+        return found.decode()
 
     def _wait(self, keys: Mapping[int, str], is_over: Callable[[], bool]) -> str:
         """Waits for what other ranks write, as long as it is not over; says who does not come."""
@@ -156,7 +171,9 @@ class Agreement:
             waited = time.monotonic() - began
             if waited > SLOW:
                 for n in (n for n, key in keys.items() if not self._store.check([key])):
-                    end = self._lifelines.end_of(n)
+                    end, failure = self._lifelines.end_of(n), self._read(f"failure/{n}")
+                    if failure != _NOTHING:
+                        return f"rank {self._ranks[n]} has failed ({failure}) before"
                     if end:
                         return f"rank {self._ranks[n]} has ended ({end}) before"
                     if waited > self.timeout.total_seconds():

@@ -15,7 +15,7 @@ from torch_tpu.distributed.agreement import Agreement
 from torch_tpu.distributed.job import Job
 
 # Bytes that are copied at once rather than in the other thread.
-QUICK = 2**18
+QUICK = 2**21
 # Jobs that have begun and not ended.
 MOST_IN_FLIGHT = 256
 
@@ -90,7 +90,7 @@ class Channel:
                 if not job.poll():
                     self._in_flight.append(job)
                 elif job.failure:
-                    self.failure = self.failure or job.failure
+                    self._fail(job.failure)
 
     def begin_next(self) -> bool:
         """Begins the next job; False when there will be no more, or none came for a while."""
@@ -112,12 +112,19 @@ class Channel:
                     job.fail(why)
                 else:
                     job.issue()
-            if job.failure:
-                self.failure = self.failure or job.failure
+        except Exception as error:  # nobody else could say so
+            job.fail(f"{type(error).__name__}: {error}")
         finally:
+            if job.failure:
+                self._fail(job.failure)
             with self._lock:
                 self._begins = False
         return True
+
+    def _fail(self, why: str) -> None:
+        if not self.failure:
+            self.failure = why
+            self.agreement.tell(why)
 
     def end_all(self, receives: bool = False) -> None:
         """Waits until what has begun has ended: not for receives, unless asked to.

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from torch_tpu.distributed import groups, hosted, joining, programs
+from torch_tpu.distributed import groups, host_engine, joining, program_engine
 from torch_tpu.distributed.agreement import Agreement
 from torch_tpu.distributed.channel import Channel
 from torch_tpu.distributed.values import write
@@ -122,7 +122,7 @@ class TpuProcessGroup(_ProcessGroup):
         agreement = Agreement(dist.PrefixStore("agreement/", store), rank, self.ranks, timeout, self.gloo)
         self.collectives = Channel(agreement)
         self.peers = Channel(agreement)
-        self.engine: Any = programs if joining.engine() == "xla" else hosted
+        self.engine: Any = program_engine if joining.engine() == "xla" else host_engine
         groups.opened(self)
 
     def getBackendName(self) -> str:

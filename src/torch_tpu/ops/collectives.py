@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from torch_tpu.hlo import array as hlo
-from torch_tpu.hlo import collectives, structured
+from torch_tpu.hlo import communication, structured
 from torch_tpu.hlo.array import Array
-from torch_tpu.hlo.collectives import Group
+from torch_tpu.hlo.communication import Group
 from torch_tpu.ops.core.registry import lower
 
 _COMBINE: dict[str, Callable[..., Array]] = {
@@ -57,8 +57,8 @@ def _reduced(kind: str, rows: Array, combine: Callable[..., Array]) -> Array:
 def all_reduce(x: Array, reduce_op: str, group_name: Any) -> Array:
     group, combine = group_of(group_name), _combine(reduce_op, x.dtype)
     if reduce_op in _BITWISE:
-        return _reduced(reduce_op, collectives.all_gather(hlo.reshape(x, (1, *x.shape)), group), combine)
-    return _averaged(reduce_op, collectives.all_reduce(x, group, combine), group)
+        return _reduced(reduce_op, communication.all_gather(hlo.reshape(x, (1, *x.shape)), group), combine)
+    return _averaged(reduce_op, communication.all_reduce(x, group, combine), group)
 
 
 @lower("_c10d_functional::all_reduce_coalesced")
@@ -68,7 +68,7 @@ def all_reduce_coalesced(inputs: Sequence[Array], reduce_op: str, group_name: An
 
 @lower("_c10d_functional::all_gather_into_tensor")
 def all_gather_into_tensor(x: Array, group_size: int, group_name: Any) -> Array:
-    return collectives.all_gather(x if x.ndim else hlo.reshape(x, (1,)), group_of(group_name))
+    return communication.all_gather(x if x.ndim else hlo.reshape(x, (1,)), group_of(group_name))
 
 
 @lower("_c10d_functional::all_gather_into_tensor_coalesced")
@@ -81,8 +81,8 @@ def reduce_scatter_tensor(x: Array, reduce_op: str, group_size: int, group_name:
     group, combine = group_of(group_name), _combine(reduce_op, x.dtype)
     if reduce_op in _BITWISE:
         parts = (group_size, x.shape[0] // group_size, *x.shape[1:])
-        return _reduced(reduce_op, hlo.reshape(collectives.all_to_all(x, group), parts), combine)
-    return _averaged(reduce_op, collectives.reduce_scatter(x, group, combine), group)
+        return _reduced(reduce_op, hlo.reshape(communication.all_to_all(x, group), parts), combine)
+    return _averaged(reduce_op, communication.reduce_scatter(x, group, combine), group)
 
 
 @lower("_c10d_functional::reduce_scatter_tensor_coalesced")
@@ -98,13 +98,13 @@ def all_to_all_single(x: Array, received: Sequence[int], sent: Sequence[int], gr
     group = group_of(group_name)
     if len({*received, *sent}) > 1 or x.shape[0] % group.size:
         raise NotImplementedError("all_to_all with parts of different sizes")
-    return collectives.all_to_all(x, group)
+    return communication.all_to_all(x, group)
 
 
 @lower("_c10d_functional::broadcast")
 def broadcast(x: Array, src: int, group_name: Any) -> Array:
     """XLA:CPU has no collective_broadcast: all values are gathered, and the root's taken."""
-    gathered = collectives.all_gather(hlo.reshape(x, (1, *x.shape)), group_of(group_name))
+    gathered = communication.all_gather(hlo.reshape(x, (1, *x.shape)), group_of(group_name))
     return hlo.reshape(hlo.slice_in_dim(gathered, src, src + 1), x.shape)
 
 

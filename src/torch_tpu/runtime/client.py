@@ -185,6 +185,8 @@ class Client:
         self.fingerprint = fingerprint.of_client(self.device, _library_without_version(chosen))
         self._unknown_options: set[str] = set()
         self._executables: weakref.WeakValueDictionary[str, Executable] = weakref.WeakValueDictionary()
+        # What host arrays lie under adopted buffers, by the buffers' ids, for as long as those live.
+        self._adopted: dict[int, tuple[weakref.ref[Any], npt.NDArray[Any]]] = {}
         self._mappings = memory_mappings.Watch()
         self.disk_cache = disk_cache.from_environment()
 
@@ -214,9 +216,12 @@ class Client:
         if not self.is_host_memory or array.ctypes.data % _ALIGNMENT:
             return self.put(array)
         never_written = compat.xla.HostBufferSemantics.ZERO_COPY
-        return compat.xla.batched_device_put(
+        buffer = compat.xla.batched_device_put(
             Aval(array.shape, array.dtype), self._sharding, [array], self._device_list, True, False, never_written, True
         )
+        key = id(buffer)
+        self._adopted[key] = weakref.ref(buffer, lambda _: self._adopted.pop(key, None)), array
+        return buffer
 
     def is_ready(self, buffer: Buffer) -> bool:
         """Whether what computes the buffer has run."""
@@ -230,6 +235,9 @@ class Client:
     def get(self, buffer: Buffer) -> npt.NDArray[Any]:
         """The contents of `buffer`, after waiting for it. Read-only, and on XLA:CPU the buffer's own memory."""
         if self.is_host_memory:
+            adopted = self._adopted.get(id(buffer))
+            if adopted is not None:  # jaxlib would try to import `jax` before it said where it lies
+                return adopted[1]
             return np.asarray(_HostMemory(buffer)).view(buffer.aval.dtype)
         buffer.block_until_ready()  # raises where the program failed; the conversion would give None
         array: npt.NDArray[Any] = buffer._single_device_array_to_np_array_did_copy()[0]

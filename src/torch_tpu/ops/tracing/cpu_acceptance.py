@@ -37,6 +37,8 @@ _ON_CPU: dict[OpOverload, OpOverload] = {
 }
 # They take floats of one dtype, and long to try.
 _COSTLY = re.compile(r"aten::(convolution|_?linalg_)")
+# The CPU would warn, and the kernel does so itself (`eager.kernels.cpu_warnings`); meta kernels know their dtypes.
+_WARNING = re.compile(r"aten::(var|std)(_mean)?$")
 # Calls that the CPU takes: the operator, dtypes and all that is no tensor.
 _accepted: set[tuple[OpOverload, str]] = set()
 _MOST_ACCEPTED = 4096
@@ -65,6 +67,8 @@ def check_kinds(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any])
     if func.namespace != "aten" or not (any(True for _ in tensors([args, kwargs])) or has_domain(func)):
         return
     func = on_cpu(func)
+    if _WARNING.match(func._schema.name):
+        return
     unusual = _is_unusual([*args, *kwargs.values()])
     if not unusual and _COSTLY.match(func._schema.name):
         return

@@ -1,7 +1,7 @@
 """The engine that a TPU has: each collective is a program of the group's ranks, made of the same lowering as in graphs.
 
-The functions are those of `distributed.hosted`. What is no program of all ranks alike (parts of different sizes, sends
-and receives) goes through the host's memory there, where the device's is the host's.
+The functions are those of `distributed.host_engine`. What is no program of all ranks alike (parts of different sizes,
+sends and receives) goes through the host's memory there, where the device's is the host's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from torch_tpu.distributed import hosted
+from torch_tpu.distributed import host_engine
 from torch_tpu.distributed.job import Job
 from torch_tpu.distributed.reductions import reduction
 from torch_tpu.eager.dispatch.operator import as_program
@@ -133,7 +133,8 @@ def all_to_all(
 ) -> Started:
     if received or sent:
         return _by_host().all_to_all(group, given, shape, received, sent)
-    result = _run(group, "all_to_all_single", given, [], [])
+    equal = [given.shape[0] // group.size()] * group.size()
+    result = _run(group, "all_to_all_single", given, equal, equal)
     return [result], Launched("all_to_all", [result])
 
 
@@ -150,10 +151,10 @@ def receive(group: TpuProcessGroup, like: torch.Tensor, peer: int | None, tag: i
 
 
 def barrier(group: TpuProcessGroup) -> Job:
-    return hosted.barrier(group)
+    return host_engine.barrier(group)
 
 
 def _by_host() -> Any:
     if not client().is_host_memory:
         raise NotImplementedError("parts of different sizes, sends and receives are not implemented on this platform")
-    return hosted
+    return host_engine
