@@ -59,6 +59,20 @@ def test_what_fails_compiled_is_tried_on_the_cpu(tmp_path, monkeypatch, text, ou
     assert run.run(program(tmp_path, "1_program", text), "compiled", 300.0).outcome == outcome
 
 
+@pytest.mark.parametrize(
+    ("failure", "refusal", "outcome"),
+    [
+        ("", "", "pass"),
+        ("no", "", "fail"),
+        ("no", "another", "fail"),
+        ("backend='tpu' raised: no", "backend='aot_eager' raised: no", "cannot compile"),
+        ("no FakeTensor(..., device='tpu:0', size=(2,))", "no FakeTensor(..., size=(2,))", "cannot compile"),
+    ],
+)
+def test_what_fails_alike_on_the_cpu_cannot_be_compiled(failure, refusal, outcome):
+    assert results.Result("1_program", "", failure, refusal, 0.1).outcome == outcome
+
+
 def test_a_run_continues_where_it_stopped(tmp_path, monkeypatch):
     ran = []
 
