@@ -89,3 +89,17 @@ def test_an_interpreter_without_its_global_lock_is_refused(monkeypatch):
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
     with pytest.raises(RuntimeError, match="PYTHON_GIL=1"):
         process_client._start(platform.choose({"TORCH_TPU_PLATFORM": "cpu"}))
+
+
+def test_two_threads_read_a_tensor_from_the_host_at_once() -> None:
+    """jaxlib's first answer to where such a buffer lies is not made for two askers."""
+    with ThreadPoolExecutor(2) as pool:
+        for n in range(300):
+            t = torch.full((39,), n).to("tpu")
+            start = threading.Barrier(2)
+
+            def read(t: torch.Tensor = t, start: threading.Barrier = start) -> int:
+                start.wait()
+                return int(t.cpu().sum())
+
+            assert [f.result() for f in [pool.submit(read) for _ in range(2)]] == [39 * n] * 2

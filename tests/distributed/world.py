@@ -38,7 +38,7 @@ class World:
         self,
         size: int,
         backend: str | None = "tpu_dist",
-        timeout: float = 180.0,
+        timeout: float = 120.0,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._arguments = size, backend, timeout, environment

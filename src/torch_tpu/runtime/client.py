@@ -12,6 +12,7 @@ import math
 import operator
 import os
 import re
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -79,6 +80,21 @@ class _OneDevice(compat.xla.SingleDeviceSharding):  # type: ignore[misc]
         return compat.REPLICATED
 
 
+# Held while jaxlib is asked where a buffer lies.
+_asking = threading.Lock()
+
+
+def _address(buffer: Buffer) -> int:
+    """Where a buffer of XLA:CPU lies.
+
+    The first time jaxlib notes the parts of an array that came from the host, and on the way tries to import `jax`. Two
+    threads that ask at that time both note them: from then on the array is one of two parts, which has no address.
+    """
+    with _asking:
+        address: int = buffer.unsafe_buffer_pointer()
+    return address
+
+
 class _HostMemory:
     """A buffer of XLA:CPU as numpy's array interface; an array made of it keeps the buffer alive.
 
@@ -92,7 +108,7 @@ class _HostMemory:
         self._buffer = buffer
         aval = buffer.aval
         kind = aval.dtype.str if aval.dtype.isbuiltin == 1 else f"|V{aval.dtype.itemsize}"
-        address = buffer.unsafe_buffer_pointer() if aval.size else 0
+        address = _address(buffer) if aval.size else 0
         self.__array_interface__ = {"version": 3, "shape": aval.shape, "typestr": kind, "data": (address, True)}
 
 
@@ -251,7 +267,7 @@ class Client:
         """The value of a 0-d bool buffer, after waiting for it."""
         if self.is_host_memory:
             buffer.block_until_ready()
-            return ctypes.c_bool.from_address(buffer.unsafe_buffer_pointer()).value
+            return ctypes.c_bool.from_address(_address(buffer)).value
         return bool(self.get(buffer))
 
     def compile(
