@@ -1,12 +1,14 @@
 # Everything runs in .venv, which is made when first needed and again when the requirements change.
 
-# The first Python that is new enough and can make a virtual environment. 3.11 comes first: constraints.txt was tried on it.
+# The first Python that is new enough and can make a virtual environment. 3.11 comes first: the whole suite runs on it.
 PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13 python3.14 python3.15; do \
 	$$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; \
 	done)
 BIN := .venv/bin
+# The versions that were tried on this Python (docs/developer/interpreters.md); those of 3.11 where there are none.
+CONSTRAINTS := $(or $(wildcard constraints-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null).txt),constraints.txt)
 READY := .venv/ready
-INSTALL := $(BIN)/pip install --quiet --constraint constraints.txt
+INSTALL := $(BIN)/pip install --quiet --constraint $(CONSTRAINTS)
 
 .PHONY: demo test test-avx2 families distributed conformance cases tpu-check operators check bench wheel clean
 
@@ -78,7 +80,7 @@ clean:
 	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch must come with the constraints: without them pip may choose another build of it, gigabytes larger.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml $(CONSTRAINTS)
 	@test -n "$(PYTHON)" || { echo "torch-tpu needs Python 3.11 or newer with the venv module, and found none."; \
 		echo "Install one (on Debian or Ubuntu: python3 python3-venv), or name it: make test PYTHON=path/to/python3.11"; \
 		exit 1; }

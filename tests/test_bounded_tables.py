@@ -151,7 +151,7 @@ def test_programs_of_fused_eager_and_plans() -> None:
             *plans,
             argument_buffers.scalar_buffers,
             argument_buffers.start_buffers,
-            segment._chunks,
+            segment._segments,
             segment._compiled,
         ]
     )
@@ -168,7 +168,7 @@ FIXED = {
     "distributed/kernels.py _kernels": "operators",
     "distributed/kernels.py _libraries": "one",
     "eager/deferred/runtime_checks.py unread": "read when a graph has run",
-    "eager/deferred/deferred_graph.py _graphs": "weak",
+    "eager/deferred/thread_graphs.py graphs": "weak",
     "eager/deferred/deferred_graph.py _nodes": "2**20, on topologies only",
     "eager/kernel_table.py HANDWRITTEN": "operators",
     "eager/kernel_table.py _libraries": "one for each namespace of operators",
@@ -207,6 +207,7 @@ CACHED = {
     "ops/activation.py": "operators",
     "ops/core/derived.py": "operators",
     "ops/core/schema.py": "operators",
+    "ops/tracing/cpu_acceptance.py": "operators",
     "runtime/compat.py": "the versions of jaxlib",
     "runtime/fingerprint.py": "the machine",
 }

@@ -34,6 +34,19 @@ def test_a_failure_names_the_programs_line(tmp_path):
     assert one.run(program(tmp_path, "2_fails", FAILS), "tpu") == "line 7: AssertionError: it is 2"
 
 
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("first\nsecond", "first"),
+        ("backend='tpu' raised:\nRuntimeError: why\n\nmore", "backend='tpu' raised: RuntimeError: why"),
+        ("a graph break\n  Explanation: why\n  Hint: none", "a graph break Explanation: why"),
+        ("", ""),
+    ],
+)
+def test_a_failure_has_its_reason(message, said):
+    assert one.message_of(RuntimeError(message), Path("1_program.py")) == f"RuntimeError: {said}"
+
+
 def test_a_program_that_ends_its_process_fails(tmp_path):
     result = run.run(program(tmp_path, "1_dies", DIES), "strict", 300.0)
     assert result.outcome == "fail"
@@ -44,6 +57,20 @@ def test_a_program_that_ends_its_process_fails(tmp_path):
 def test_what_fails_compiled_is_tried_on_the_cpu(tmp_path, monkeypatch, text, outcome):
     monkeypatch.setattr(run, "_failure", lambda path, device, backend, *rest: one.run(path, device, backend))
     assert run.run(program(tmp_path, "1_program", text), "compiled", 300.0).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("failure", "refusal", "outcome"),
+    [
+        ("", "", "pass"),
+        ("no", "", "fail"),
+        ("no", "another", "fail"),
+        ("backend='tpu' raised: no", "backend='aot_eager' raised: no", "cannot compile"),
+        ("no FakeTensor(..., device='tpu:0', size=(2,))", "no FakeTensor(..., size=(2,))", "cannot compile"),
+    ],
+)
+def test_what_fails_alike_on_the_cpu_cannot_be_compiled(failure, refusal, outcome):
+    assert results.Result("1_program", "", failure, refusal, 0.1).outcome == outcome
 
 
 def test_a_run_continues_where_it_stopped(tmp_path, monkeypatch):

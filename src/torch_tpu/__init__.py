@@ -28,7 +28,11 @@ load()
 
 def export(module_or_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Exported:
     """One call of a module or function as a StableHLO module for use outside PyTorch: `torch_tpu.compile.export`."""
-    from torch_tpu.compile.export import export as make
+    from torch_tpu.compile import FEATURE
+    from torch_tpu.patching.patch_registry import needing_private_names
+
+    with needing_private_names(FEATURE):
+        from torch_tpu.compile.export import export as make
 
     return make(module_or_fn, *args, **kwargs)
 

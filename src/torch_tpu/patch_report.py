@@ -9,7 +9,7 @@ from typing import Any
 # These declare patches and are not imported when the device is registered.
 _DECLARE_LATER = (
     "torch_tpu.ops.convolution_shapes",
-    "torch_tpu.eager.deferred.deferred_graph",
+    "torch_tpu.eager.deferred.thread_graphs",
     "torch_tpu.planner.script",
 )
 

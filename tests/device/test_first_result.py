@@ -12,7 +12,7 @@ import pytest
 # What takes long to import: PyTorch's symbolic shapes, MLIR, the tracer, every family of lowerings.
 TRACING = """
 import sys
-from torch_tpu.ops import families
+from torch_tpu.ops.core import families
 tracing = {"sympy", "torch.fx.experimental.symbolic_shapes", "torch._dynamo", "jax", "jaxlib.mlir", "filelock"}
 tracing |= {f"torch_tpu.{name}" for name in ("hlo.array", "hlo.module", "hlo.structured", "ops.tracing.tracer")}
 tracing |= {f"torch_tpu.ops.{family}" for family in families.FAMILIES}

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from torch_tpu import metrics
+
 PADDINGS = {
     "behind": [[0, 0, 0, 0, 1], [0, 0, 0, 1, 1], [0, 0, 0, 0, 0]],
     "between": [[0, 1, 0, 0, 1], [0, 0, 0, 1, 1], [0, 0, 0, 0, 0]],
@@ -188,3 +190,36 @@ for n, attempt in enumerate(tries):
 def test_strided_nested_tensors_are_refused(run_python: Any) -> None:
     """An error where autograd asks for their sizes would end the process."""
     assert {line.split(maxsplit=1)[1] for line in run_python(STRIDED).splitlines()} == {"True"}
+
+
+COMPILED = {
+    "elements": lambda x, w: (x * 2).sin(),
+    "layer": lambda x, w: F.layer_norm(F.linear(x, w).relu(), (4,)),
+    "products": lambda x, w: x * (x @ w),
+    "padded": lambda x, w: (x @ w).to_padded_tensor(0.0),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.filterwarnings("ignore:NestedTensor does not implement _stable_hash_for_caching")
+def test_jagged_tensors_are_compiled(name: str) -> None:
+    """Each batch has other lengths, and as many sums of lengths as there are programs."""
+    function = COMPILED[name]
+    compiled = torch.compile(function, backend="tpu", fullgraph=True)
+    w = torch.randn(4, 4)
+    metrics.reset()
+    for lengths in ((2, 3), (2, 3), (1, 5, 2), (4, 1)):
+        parts = [torch.randn(n, 4) for n in lengths]
+        outcomes = []
+        for run, device in ((function, "cpu"), (compiled, "tpu")):
+            leaves = [p.clone().to(device).requires_grad_() for p in parts]
+            x = torch.nested.as_nested_tensor(leaves, layout=torch.jagged)
+            result = run(x, w.to(device))
+            values = result.values() if result.is_nested else result
+            values.square().sum().backward()
+            assert result.is_nested == (name != "padded")
+            assert not result.is_nested or result.shape == x.shape  # the same jagged dimension
+            outcomes.append([values.detach().cpu(), *(leaf.grad.cpu() for leaf in leaves)])
+        for got, want in zip(*outcomes[::-1], strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    assert not {"graph_by_operator", "graph_cut"} & metrics.counters().keys()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from torch_tpu.eager.deferred import deferred_graph
+from torch_tpu.eager.deferred import thread_graphs
 from torch_tpu.eager.program import argument_buffers, call_signature, plan_table
 from torch_tpu.hlo import strided
 from torch_tpu.recent import Recent
@@ -117,9 +117,9 @@ def test_pending_operators_cost_the_garbage_collector_little(eager_mode):
             y = x
             for _ in range(100):
                 y = y + 1.0
-            assert len(deferred_graph.current().operators) == 100
+            assert len(thread_graphs.current().operators) == 100
             assert len(gc.get_objects()) - before <= 8 * 100
-            deferred_graph.current().flush("test")
+            thread_graphs.current().flush("test")
             del y
             garbage.append(gc.collect())
         assert 0 in garbage  # tracing, compiling and tables that let go of old programs make cycles now and then

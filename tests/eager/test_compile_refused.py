@@ -40,7 +40,7 @@ def _refused(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             raise error(f"UNIMPLEMENTED: no code for {plan.name}\nmore")
         return compiled(plan)
 
-    def whole(code: object, outputs: object, plans: Sequence[Plan], places: object) -> segment.Chunk:
+    def whole(code: object, outputs: object, plans: Sequence[Plan], places: object) -> segment.Segment:
         for plan in plans:
             if plan.name in REFUSED:
                 raise error(f"UNIMPLEMENTED: no code for {plan.name}\nmore")

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from torch_tpu import metrics
-from torch_tpu.eager.deferred import deferred_graph, segment
+from torch_tpu.eager.deferred import deferred_graph, segment, thread_graphs
 from torch_tpu.eager.dispatch import launch
 from torch_tpu.eager.program import argument_buffers, plan_table
 from torch_tpu.eager.program.plan import Plan
@@ -53,7 +53,7 @@ def address(x: torch.Tensor) -> int:
 
 
 def run() -> None:
-    deferred_graph.current().flush("test")
+    thread_graphs.current().flush("test")
 
 
 def aliased_bytes() -> int:

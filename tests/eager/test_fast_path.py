@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch
 from tools.operators import reach
 from torch_tpu import metrics
 from torch_tpu.eager.dispatch import fast_path
+from torch_tpu.eager.dispatch.operator import Operator
 
 EagerMode = torch.tpu.EagerMode
 
@@ -51,6 +53,24 @@ def test_numbers_of_other_types():
     for number in (2, 2.0, -3, True, 2**40, 1 + 2j):
         same(lambda x, n=number: x * n, numbers(3))
         same(lambda x, n=number: x * n, torch.tensor([1, 2, 3]))
+
+
+def test_integers_and_numbers_that_all_of_them_have():
+    """Others are looked at in each call."""
+    for dtype in (torch.uint8, torch.int32, torch.int64):
+        x = torch.tensor([1, 2, 3], dtype=dtype)
+        on_device = x.to("tpu")
+        for number in (5, 127, 0, 2.5, -1, 300, 2**40, 5):
+            try:
+                known = (x + number).tolist()
+            except RuntimeError as error:
+                with pytest.raises(RuntimeError, match=str(error)):
+                    on_device + number
+            else:
+                assert (on_device + number).tolist() == known
+    with mock.patch.object(Operator, "_call_any", side_effect=AssertionError("not recognised")):
+        assert (on_device + 126).tolist() == [127, 128, 129]
+        assert (on_device + 1.5).tolist() == [2.5, 3.5, 4.5]
 
 
 def test_flags_are_not_numbers():

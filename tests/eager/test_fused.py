@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from torch_tpu import metrics
-from torch_tpu.eager.deferred import deferred_graph, segment
+from torch_tpu.eager.deferred import deferred_graph, segment, thread_graphs
 from torch_tpu.eager.program.plan import Plan
 from torch_tpu.runtime.client import Executable
 
@@ -301,10 +301,10 @@ def test_a_long_graph_runs_while_it_grows():
     x = torch.zeros(2, device="tpu")
     torch.tpu.synchronize()
     before = counted("execute")
-    for _ in range(10 * deferred_graph.SHORTEST_CHUNK):
+    for _ in range(10 * deferred_graph.SHORTEST_SEGMENT):
         x = x + 1
     assert 4 <= counted("execute") - before <= 10
-    assert x.tolist() == [10.0 * deferred_graph.SHORTEST_CHUNK] * 2
+    assert x.tolist() == [10.0 * deferred_graph.SHORTEST_SEGMENT] * 2
 
 
 def test_backward_is_recorded_behind_forward():
@@ -337,7 +337,7 @@ def test_backward_leaves_the_setting_of_its_threads(threads):
 
 
 def test_a_graph_of_a_tpu_is_cut_where_few_bytes_cross(monkeypatch):
-    pending = deferred_graph.current()
+    pending = thread_graphs.current()
     monkeypatch.setattr(pending, "_runs_on_cpu", False)
     original = deferred_graph.DeferredGraph._cut
     cut = []

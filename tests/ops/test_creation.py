@@ -172,3 +172,9 @@ def test_like_a_tensor_of_the_device_on_another(name: str) -> None:
             if device != "meta":
                 assert torch.equal(got.cpu(), want)
             assert ELSEWHERE[name](host, device=device, **options).device.type == device
+
+
+def test_memory_for_one_number() -> None:
+    for made in (torch.empty_strided((), (), device="tpu"), torch.empty_strided((0,), (1,), device="tpu")):
+        assert made.stride() == torch.empty(made.shape).stride()
+    assert torch.empty_strided((), (), device="tpu").fill_(3).item() == 3

@@ -172,5 +172,7 @@ def test_linear_cross_entropy_is_a_part_of_a_compiled_program() -> None:
     def loss(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return F.linear_cross_entropy((x * 2).tanh(), weight, target, options=options) * 3
 
-    check(torch.compile(loss, fullgraph=True), x, weight, target)
+    compiled = torch.compile(loss, fullgraph=True)
+    # The CPU runs the function itself: what is compared is the device, and Inductor would compile for a minute.
+    check(lambda x, *rest: (compiled if x.device.type == "tpu" else loss)(x, *rest), x, weight, target)
     assert not {"graph_by_operator", "graph_cut"} & metrics.counters().keys()

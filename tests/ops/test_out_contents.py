@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from torch_tpu.runtime.process_client import client
+
 EagerMode = torch.tpu.EagerMode
 
 
 @pytest.fixture(autouse=True, params=[EagerMode.DEFER_NEVER, EagerMode.DEFER_AND_FUSE])
-def _mode(request: pytest.FixtureRequest) -> Iterator[None]:
+def _mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if not client().calls_lapack:
+        monkeypatch.setenv("TORCH_TPU_FALLBACK", "allow")  # the host has LAPACK
     with torch.tpu.set_eager_mode(request.param):
         yield
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.platform_marks import lapack
 from tools.compare import check
 
 aten = torch.ops.aten
@@ -67,8 +68,8 @@ def test_normal_of_a_tensors_shape() -> None:
 @pytest.mark.parametrize(
     ("function", "args", "dtype"),
     [
-        (torch.linalg.inv, (torch.eye(3) + 0.25,), torch.float32),
-        (torch.linalg.eigvals, (torch.diag(torch.tensor([1.0, 2.0])),), torch.complex64),
+        pytest.param(torch.linalg.inv, (torch.eye(3) + 0.25,), torch.float32, marks=lapack),
+        pytest.param(torch.linalg.eigvals, (torch.diag(torch.tensor([1.0, 2.0])),), torch.complex64, marks=lapack),
         (torch.nonzero, (torch.tensor([[0, 1], [1, 1]]),), torch.int64),
         (torch.conj_physical, (torch.tensor([1 + 2j, 3j]),), torch.complex64),
         (torch.mvlgamma, (torch.tensor([3.0, 4.5]), 2), torch.float32),

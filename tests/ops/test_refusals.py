@@ -111,6 +111,16 @@ def test_mixed_dtypes(name: str) -> None:
     assert refused == {}
 
 
+@pytest.mark.parametrize("name", ["batch_norm's weight", "instance_norm", "instance_norm of it"])
+def test_mixed_dtypes_of_compiled_norms(name: str) -> None:
+    """They are private operators in a graph."""
+    x, y = torch.ones(2, 3, 4, device="tpu"), torch.ones(2, 3, 4, dtype=torch.float64, device="tpu")
+    compiled = torch.compile(MIXED[name], backend="tpu")
+    with pytest.raises(RuntimeError, match="mixed dtype"):
+        compiled(x, y)
+    torch.testing.assert_close(compiled(x, x).cpu(), MIXED[name](x.cpu(), x.cpu()))
+
+
 @pytest.mark.parametrize("name", ALONE)
 def test_dtypes_of_one_tensor(name: str) -> None:
     call = ALONE[name]

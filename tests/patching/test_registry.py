@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 import tomllib
 import types
@@ -10,6 +11,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 from torch_tpu.device import stream_guard, symbols
 from torch_tpu.patching import needs, patch_registry, versions
@@ -231,3 +233,29 @@ def test_symbols(tmp_path):
     assert symbols.symbol_at(0) == ""
     (tmp_path / "text").write_text("no library")
     assert symbols.symbol_in_file(tmp_path / "text", 16) == ""
+
+
+@pytest.mark.parametrize(
+    ("use", "lacking"),
+    [
+        ("compile", "torch._functorch.partitioners.min_cut_rematerialization_partition"),
+        ("debug", "torch._functorch.partitioners.min_cut_rematerialization_partition"),
+        ("export", "torch.fx.experimental.proxy_tensor.make_fx"),
+    ],
+)
+def test_a_name_that_compiling_lacks(use: str, lacking: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the versions."""
+    import torch_tpu.compile
+
+    uses = {
+        "compile": torch_tpu.compile.compile_graph,
+        "debug": lambda: torch_tpu.compile.debug(torch.neg),
+        "export": lambda: torch_tpu.export(torch.neg, torch.ones(2)),
+    }
+    for name in [n for n in sys.modules if n.startswith("torch_tpu.compile.")]:
+        monkeypatch.delitem(sys.modules, name)
+        monkeypatch.delattr(torch_tpu.compile, name.split(".")[2], raising=False)
+    module, _, name = lacking.rpartition(".")
+    monkeypatch.delattr(importlib.import_module(module), name)
+    with pytest.raises(RuntimeError, match=rf"off that torch.compile .* torch 2\..*{name}.*tested with torch 2.13.0"):
+        uses[use]()

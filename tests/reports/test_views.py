@@ -34,6 +34,11 @@ def test_data_takes_another_shape() -> None:
     assert y.tolist() == [4, 4]
 
 
+def test_a_strided_tensor_without_dimensions():
+    x = torch.empty_strided((), (), device="tpu").fill_(3)
+    assert (x.shape, x.stride(), x.item()) == (torch.Size([]), (), 3.0)
+
+
 def test_strides_are_those_asked_for() -> None:
     """Layout lost on the way to the device: pytorch/xla#881, pytorch/xla#5239."""
     column_major = torch.empty_strided((3, 4), (1, 3), device="tpu")

@@ -139,3 +139,30 @@ def test_a_line_that_has_been_left_is_named() -> None:
             thread.join()
         warn("late", place=place)
     assert [(w.filename, w.lineno) for w in seen] == [(__file__, recorded.__code__.co_firstlineno)]
+
+
+@pytest.mark.parametrize("name", ["var", "std", "var_mean", "std_mean"])
+def test_variances_of_too_few_elements(name: str) -> None:
+    """In each call, at its line, as on the CPU."""
+    calls: list[Callable[[torch.Tensor], Any]] = [
+        lambda x: getattr(torch, name)(x[:1, 0]),
+        lambda x: getattr(torch, name)(x, dim=0),
+        lambda x: getattr(torch, name)(x, dim=(0, -1), correction=7),
+        lambda x: getattr(torch, name)(x, dim=1),
+        lambda x: getattr(torch, name)(x[:, :0], dim=0),
+        lambda x: getattr(torch, name)(x[:0], dim=0),
+        lambda x: getattr(torch, name)(x[0, 0]),
+        lambda x: torch.cov(x[:, :1]),
+    ]
+    seen: dict[str, list[list[tuple[str, str, int]]]] = {}
+    for device in ("cpu", "tpu", "tpu"):
+        x = torch.ones(1, 3).to(device)
+        seen[device] = []
+        for call in calls:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                call(x)
+            said = [(str(w.message).partition(" (Triggered")[0], w.filename, w.lineno) for w in caught]
+            seen[device].append(said)
+    assert seen["tpu"] == seen["cpu"]
+    assert [len(said) for said in seen["cpu"]].count(1) >= 5

@@ -51,7 +51,9 @@ def cold(tmp_path_factory):
 
 
 def entries(folder: Path) -> list[Path]:
-    return sorted(folder.glob(f"*/*{disk_cache.SUFFIX}"))
+    """The compiled programs; beside them stand plans and the table of kernels."""
+    found = sorted(folder.glob(f"*/*{disk_cache.SUFFIX}"))
+    return [path for path in found if not any(mark in path.read_bytes() for mark in (b"torch_tpu plan", b'{"rows":'))]
 
 
 def test_a_second_process_compiles_nothing(cold):
@@ -126,7 +128,7 @@ def test_a_folder_that_is_a_file_costs_a_warning(cold, tmp_path):
     (tmp_path / "file").write_text("not a folder")
     values, counters, warnings = answer(start(tmp_path / "file"))
     assert values == cold[1][0]
-    assert counters["disk_cache_write_error"] == counters["compile"] == cold[1][1]["compile"]
+    assert counters["disk_cache_write_error"] >= counters["compile"] == cold[1][1]["compile"]
     assert len([w for w in warnings if "can't be written" in w]) == 1
 
 

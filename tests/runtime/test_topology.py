@@ -39,7 +39,7 @@ step = max(last, key=lambda a: a.flops)
 print(json.dumps({
     "name": torch.tpu.get_device_name(), "memory": torch.tpu.get_device_properties().total_memory,
     "grad": list(linear.weight.grad.shape), "said": said, "compiles": metrics.counters().get("compile", 0),
-    "flops": step.flops, "arguments": step.argument_bytes, "line": "program.py:11/" in step.hlo,
+    "flops": step.flops, "arguments": step.argument_bytes, "line": "program.py:12/" in step.hlo,
 }))
 """
 

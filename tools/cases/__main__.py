@@ -48,7 +48,7 @@ def main(
 ) -> None:
     """Runs each program on the device, each in a process of its own. Continues where the last run ended.
 
-    What fails compiled is compiled for the CPU with PyTorch's aot_eager too: what that refuses can't be compiled.
+    What fails compiled is compiled for the CPU with PyTorch's aot_eager too: what fails there alike can't be compiled.
     """
     unknown = [mode for mode in modes.split(",") if mode not in MODES]
     if unknown:

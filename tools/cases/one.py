@@ -30,9 +30,11 @@ def load(path: Path) -> ModuleType:
 
 
 def message_of(error: BaseException, path: Path) -> str:
-    """The error's first line, and in which line of the program it was raised."""
+    """What the error says first (and Dynamo's explanation), and in which line of the program it was raised."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    said = [line.strip() for line in str(error).splitlines() if line.strip()]
+    reasons = said[1:2] if said and said[0].endswith(":") else [s for s in said if s.startswith("Explanation:")]
+    text = " ".join([*said[:1], *reasons])
     return f"{f'line {lines[-1]}: ' if lines else ''}{type(error).__name__}: {text}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -29,7 +30,12 @@ class Result:
     def outcome(self) -> str:
         if not self.failure:
             return "pass"
-        return "cannot compile" if self.refusal else "fail"
+        return "cannot compile" if _without_names(self.refusal) == _without_names(self.failure) else "fail"
+
+
+def _without_names(failure: str) -> str:
+    """What is said of a device and of a backend, whichever they are."""
+    return re.sub(r"device='\w+(:\d+)?'(, )?|backend='\w+'", "", failure)
 
 
 def digest_of(program: Path) -> str:

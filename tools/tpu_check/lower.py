@@ -26,7 +26,7 @@ from tools.conformance.operators import OperatorRun
 from tools.conformance.optimizers import OptimizerRun
 from tools.samples import spread, spread_of_operator
 from torch_tpu import hooks
-from torch_tpu.eager.deferred import deferred_graph, runtime_checks
+from torch_tpu.eager.deferred import deferred_graph, runtime_checks, thread_graphs
 from torch_tpu.eager.mode import EagerMode, set_eager_mode
 from torch_tpu.eager.program import plan, plan_tracing, stored_plans
 from torch_tpu.runtime.fingerprint import bytecode
@@ -108,7 +108,7 @@ def _recording(lowered: Lowered, folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _recorded_apart() -> Iterator[None]:
     """What is recorded inside is dropped at the end."""
-    with mock.patch.object(deferred_graph._threads, "graph", deferred_graph.DeferredGraph(), create=True):
+    with mock.patch.object(thread_graphs.threads, "graph", deferred_graph.DeferredGraph(), create=True):
         try:
             yield
         finally:

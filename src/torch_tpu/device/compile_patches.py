@@ -45,9 +45,9 @@ def compile_own_graphs(changes: Changes) -> None:
         from torch_tpu.compile.frontend.on_device import is_on_device
 
         if isinstance(graph, torch.fx.GraphModule) and is_on_device(graph, examples):
-            from torch_tpu.compile import backend
+            from torch_tpu.compile import compile_graph
 
-            return backend.compile_graph(graph, examples)
+            return compile_graph(graph, examples)
         return original(graph, examples, *args, **kwargs)
 
     changes.set(changes.module, "compile_fx", compile_own)

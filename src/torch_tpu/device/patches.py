@@ -237,18 +237,23 @@ def _is_on_device(output: Any) -> bool:
         "torch.nn.modules.linear_cross_entropy_options:LinearCrossEntropyOptions._resolve_auto_acc_dtype",
         *("dtype", "device"),
     ),
-    holding(
-        "torch.nn.modules.linear_cross_entropy_options:_AUTO_DEFAULTS",
-        *(("cpu", torch.float16), ("cpu", torch.bfloat16)),
-        kind=dict,
-    ),
     after="torch.nn.modules.linear_cross_entropy_options",
 )
 def accumulate_in_float32(changes: Changes) -> None:
     # It accumulates in float32 on devices it knows, in half precision on others.
     options: ModuleType = changes.module
-    for dtype in (torch.float16, torch.bfloat16):
-        changes.put(options._AUTO_DEFAULTS, ("tpu", dtype), options._AUTO_DEFAULTS["cpu", dtype])
+    if hasattr(options, "_AUTO_DEFAULTS"):
+        for dtype in (torch.float16, torch.bfloat16):
+            changes.put(options._AUTO_DEFAULTS, ("tpu", dtype), options._AUTO_DEFAULTS["cpu", dtype])
+    else:  # from torch 2.15 on
+        policy_of = options._auto_acc_policy
+
+        def policy(device_type: str | None, dtype: torch.dtype) -> str:
+            found: str = policy_of("cpu" if device_type == "tpu" else device_type, dtype)
+            return found
+
+        policy.__code__ = policy.__code__.replace(co_filename=policy_of.__code__.co_filename)
+        changes.set(options, "_auto_acc_policy", policy)
     original = options.LinearCrossEntropyOptions._resolve_auto_acc_dtype
 
     def resolve(dtype: torch.dtype, device: torch.device | None) -> Any:

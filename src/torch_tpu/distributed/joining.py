@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch_tpu import hooks
 from torch_tpu.distributed import channel
 from torch_tpu.distributed.agreement import Agreement
-from torch_tpu.eager.deferred import deferred_graph
+from torch_tpu.eager.deferred import thread_graphs
 from torch_tpu.eager.program import argument_buffers
 from torch_tpu.eager.program.plan import Plan
 from torch_tpu.runtime import platform, process_client, world
@@ -77,7 +77,7 @@ class Joining:
                     f"{self._failure}. {VARIABLE}=gloo does without them."
                 )
             if process_client.is_initialised() and process_client.client() is not self._client:
-                deferred_graph.flush_all("process group")
+                thread_graphs.flush_all("process group")
                 channel.end_all()
                 _move(self._client)
             process_client.replace(self._client)

@@ -8,8 +8,8 @@ Reading walks the view's dimensions from the largest stride to the smallest. At 
 dimension of n entries with stride s takes n sub-rows of it, either along a dimension the base already has, or after
 reshaping the row to [rows, s]. Views whose dimensions don't nest this way (overlapping windows) become a gather.
 
-Where a slice starts is a dynamic argument: `view_steps` returns the starts beside the steps, so that `x[i]` with another
-i is the same program with another argument.
+Where a slice starts is a dynamic argument: `view_steps` returns the starts beside the steps, so that `x[i]` with
+another i is the same program with another argument.
 """
 
 from __future__ import annotations

@@ -216,6 +216,8 @@ def trilinear(
 
 def plus_scaled(bias: Array, product: Array, beta: ArrayLike, alpha: ArrayLike) -> Array:
     """beta·bias + alpha·product; a beta of 0 ignores NaN and infinity in the bias, as BLAS does."""
+    if bias.ndim > product.ndim:
+        raise RuntimeError(f"a tensor of shape {list(bias.shape)} can't be expanded to shape {list(product.shape)}")
     bias = hlo.convert(bias, product.dtype)
     if isinstance(alpha, Array):
         product = product * hlo.convert(alpha, product.dtype)

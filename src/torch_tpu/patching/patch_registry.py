@@ -231,6 +231,24 @@ def demand(patch_name: str) -> None:
             raise RuntimeError(f"This feature is off on 'tpu': {patch.feature}. Reason: {patch.reason}")
 
 
+@contextlib.contextmanager
+def needing_private_names(feature: str) -> Iterator[None]:
+    """An import that fails inside, because PyTorch lacks a private name, says which versions were tested.
+
+    Args:
+        feature: what is true where the import succeeds.
+    """
+    try:
+        yield
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "torch":
+            raise
+        raise RuntimeError(
+            f"On 'tpu' it is off that {feature}: torch {versions.found('torch')} does not have what is needed "
+            f"({error}; torch_tpu was tested with torch {versions.tested('torch')})."
+        ) from error
+
+
 def _say_what_is_off() -> None:
     while _unsaid:
         patch = _unsaid.pop(0)

@@ -9,6 +9,7 @@ and files are made for the user alone, and what others own or may write is neith
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import re
@@ -275,4 +276,10 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> DiskCache | Non
         folder = Path(named).expanduser() if named else default_folder()
     except RuntimeError:  # a user without a home
         return None
-    return DiskCache(folder, int(limit))
+    return _opened(folder, int(limit))
+
+
+@functools.lru_cache(maxsize=16)
+def _opened(folder: Path, limit: int) -> DiskCache:
+    """One object for a folder: what is wrong with it is said once."""
+    return DiskCache(folder, limit)

@@ -189,6 +189,8 @@ class GraphProgram:
     def __call__(self, *args: Any) -> Any:
         if hooks.forked is not None:
             hooks.forked()
+        if not self._facts.has_fixed_shapes and any(map(_is_nested, args)):
+            return self._of_nested(args)
         if self.border.refused:
             return self._by_operator(self.border.refused, args)
         everything = [*self.constants, *(self.border.enter(args) if self.border else args)]
@@ -222,6 +224,16 @@ class GraphProgram:
         for i in numbers:
             returned[i] = returned[i].item()
         return self.border.leave(returned, args) if self.border else returned
+
+    def _of_nested(self, args: tuple[Any, ...]) -> Any:
+        """A call with sizes of jagged dimensions. Each stands for several lengths: a program has no use for it."""
+        nodes = self.graph.graph.find_nodes(op="placeholder")
+        nested = {node: value for node, value in zip(nodes, args, strict=True) if _is_nested(value)}
+        if any(user.op != "output" for node in nested for user in node.users):
+            return self._by_operator("it computes with the length of a jagged dimension", args)
+        returned = self(*(0 if _is_nested(value) else value for value in args))
+        leaving = self.graph.graph.output_node().args[0]
+        return [nested.get(node, r) for node, r in zip(leaving, returned, strict=True)]  # type: ignore[arg-type]
 
     def _around(self, node: Node | None, reason: str, args: tuple[Any, ...]) -> Any:
         """Runs the graph around a node that no program can express; operator by operator where that is all of it."""
@@ -289,6 +301,11 @@ class GraphProgram:
         for i in numbers:
             returned[i] = tensor(tracer, returned[i].array)
         return returned, numbers
+
+
+def _is_nested(value: Any) -> bool:
+    """Whether a size is that of a jagged dimension."""
+    return isinstance(value, torch.SymInt) and bool(value.node.is_nested_int())
 
 
 def _is_whole(value: torch.Tensor) -> bool:

@@ -22,9 +22,9 @@ from weakref import ref
 
 import torch
 
-from torch_tpu import hooks, metrics
-from torch_tpu.eager import mode
+from torch_tpu import metrics
 from torch_tpu.eager.deferred import runtime_checks, segment, temporaries
+from torch_tpu.eager.deferred.pending import Failed, NotReadyError, Pending
 from torch_tpu.eager.deferred.runtime_checks import Condition, Write, owner
 from torch_tpu.eager.host import compile_refused
 from torch_tpu.eager.program import plan_table
@@ -32,67 +32,22 @@ from torch_tpu.eager.program.plan import Plan, ScalarArguments
 from torch_tpu.hlo.strided import contiguous_strides
 from torch_tpu.metrics import user_lines
 from torch_tpu.metrics.user_lines import CallSite
-from torch_tpu.patching.changes import Changes
-from torch_tpu.patching.needs import function
-from torch_tpu.patching.patch_registry import Moment, optional
 from torch_tpu.runtime.client import Buffer, client_errors, launch
 from torch_tpu.runtime.process_client import client
 from torch_tpu.tensor.errors import translate
 from torch_tpu.tensor.storage import UNSHARED, Content, Geometry, Taken, Value, geometry, references
 
 # A growing graph is cut when it has twice as many operators as this, behind the first so many.
-SHORTEST_CHUNK = 64
-LONGEST = 2 * SHORTEST_CHUNK
-# The same once its results have so many bytes. What a chunk reads lives until it has run, and so do many of its
-# temporaries: with long chunks a GPT's training step took 1.6 times the memory of the CPU's, with these 1.04.
+SHORTEST_SEGMENT = 64
+LONGEST = 2 * SHORTEST_SEGMENT
+# The same once its results have so many bytes. What a segment reads lives until it has run, and so do many of its
+# temporaries: with long segments a GPT's training step took 1.6 times the memory of the CPU's, with these 1.04.
 LARGE = 2**20
-SHORTEST_LARGE_CHUNK = 4
+SHORTEST_LARGE_SEGMENT = 4
 # On a TPU: its compiler orders a program by memory, and what crosses from one program to the next is written to HBM.
-SHORTEST_LARGE_CHUNK_OF_TPU = 32
+SHORTEST_LARGE_SEGMENT_OF_TPU = 32
 # So many programs with conditions that nobody has looked at yet are enough; then the oldest are looked at.
 MOST_UNREAD = 64
-
-
-class Pending(Content):
-    """A result that is not computed before somebody needs it."""
-
-    __slots__ = ("computed", "graph", "slot")
-    computed: Value
-
-    def __init__(self, graph: DeferredGraph, slot: int, geometry: Geometry) -> None:
-        self.graph: DeferredGraph | Failed | None = graph
-        self.slot = slot
-        self.geometry = geometry
-
-    @property
-    def array(self) -> Buffer | None:  # type: ignore[override]
-        """The buffer; asking for it runs what leads to it.
-
-        Raises:
-            RuntimeError: where running it failed.
-        """
-        graph = self.graph
-        if graph is not None:
-            graph.flush("read")
-        return self.computed.array
-
-    def fill(self, buffer: Buffer) -> None:
-        self.computed = Value(buffer, self.geometry)
-        self.graph = None
-
-    def give_up(self) -> None:
-        self.computed.give_up()
-
-
-class Failed:
-    """In place of the graph of what was never computed."""
-
-    def flush(self, cause: str) -> None:
-        raise RuntimeError("this tensor was never computed: the program it was part of failed")
-
-
-class NotReadyError(Exception):
-    """A value that a graph can't read as it is: pending in another thread's graph, or memory nobody has written."""
 
 
 # Where forward created each node of the autograd graph, by PyTorch's number for it; kept on topologies only.
@@ -140,7 +95,6 @@ class DeferredGraph:
         self.index: dict[int, int] = {}
         self._follows_backward = client().names_operators
         self._runs_on_cpu = client().runs_on_cpu
-        _graphs.add(self)
 
     def record(
         self, plan: Plan, values: Sequence[Content], numbers: ScalarArguments, write: Write | None = None
@@ -228,8 +182,8 @@ class DeferredGraph:
 
     def grown(self) -> None:
         """Runs the first part of a graph that has become long, unless a call is being recorded."""
-        large = SHORTEST_LARGE_CHUNK if self._runs_on_cpu else SHORTEST_LARGE_CHUNK_OF_TPU
-        shortest = SHORTEST_CHUNK if self.nbytes < LARGE else large
+        large = SHORTEST_LARGE_SEGMENT if self._runs_on_cpu else SHORTEST_LARGE_SEGMENT_OF_TPU
+        shortest = SHORTEST_SEGMENT if self.nbytes < LARGE else large
         with self.lock:  # another thread may have run it meanwhile
             if len(self.operators) - len(self.inner) >= 2 * shortest and self.call is None:
                 metrics.note("flush", "grown long")
@@ -253,7 +207,7 @@ class DeferredGraph:
         calls = self._calls()
         if self._runs_on_cpu:
             ends = calls[shortest:]
-            if shortest < SHORTEST_CHUNK:
+            if shortest < SHORTEST_SEGMENT:
                 ends = temporaries.few(ends, self.operators, self.slots, self.base, LARGE)
             return min(ends, key=digest)
         crossing = self._crossing(calls, shortest)
@@ -462,52 +416,3 @@ def _located(error: Exception, place: str) -> Exception:
 
 
 _SCALAR_BOOL = geometry((), (), torch.bool)
-_graphs: weakref.WeakSet[DeferredGraph] = weakref.WeakSet()
-_threads = threading.local()
-
-
-def current() -> DeferredGraph:
-    """The graph of this thread."""
-    try:
-        found: DeferredGraph = _threads.graph
-    except AttributeError:
-        found = _threads.graph = DeferredGraph()
-    return found
-
-
-def flush_all(cause: str) -> None:
-    """Runs what every thread has recorded, and looks at its conditions."""
-    for found in list(_graphs):
-        found.flush(cause)
-    runtime_checks.settle()
-
-
-@optional(
-    "optimizer steps",
-    "fused eager runs what is recorded before and after an optimizer's step",
-    function("torch.optim.optimizer:register_optimizer_step_pre_hook", "hook"),
-    function("torch.optim.optimizer:register_optimizer_step_post_hook", "hook"),
-    moment=Moment.CALL,
-)
-def around_optimizer_steps(changes: Changes) -> None:
-    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-
-    changes.on_undo(register_optimizer_step_pre_hook(_before_optimizer_step).remove)
-    changes.on_undo(register_optimizer_step_post_hook(_after_optimizer_step).remove)
-
-
-def _before_optimizer_step(*_: object) -> None:
-    # Gradients are kept anyway. Behind them the steps of equal parameters are one program, which writes in place what a
-    # program that has backward in it would still have to read.
-    if mode.fused:
-        current().flush("optimizer step")
-
-
-def _after_optimizer_step(*_: object) -> None:
-    # The gradients are dropped next: what reads them should not wait for the next forward pass.
-    if mode.fused:
-        current().flush("optimizer step")
-
-
-hooks.flush = flush_all
-around_optimizer_steps.apply()

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch_tpu import hooks
-from torch_tpu.eager.deferred.deferred_graph import LARGE, LONGEST, DeferredGraph, NotReadyError, current
+from torch_tpu.eager.deferred.deferred_graph import LARGE, LONGEST, DeferredGraph
+from torch_tpu.eager.deferred.pending import NotReadyError
 from torch_tpu.eager.deferred.runtime_checks import Write
+from torch_tpu.eager.deferred.thread_graphs import current
 from torch_tpu.eager.program.call_signature import CallSignature
 from torch_tpu.eager.program.plan import Plan
 from torch_tpu.eager.program.results import finish

@@ -1,13 +1,14 @@
 """Programs of fused eager: a run of recorded operators as one StableHLO module, or as several where it falls apart.
 
-A chunk is described by *code*: for each operator its plan's number, then for each of its values either the number of
-an external buffer, by first use, or ~n for slot n, counted from the chunk's first result. Equal codes with equal
+A segment is described by *code*: for each operator its plan's number, then for each of its values either the number of
+an external buffer, by first use, or ~n for slot n, counted from the segment's first result. Equal codes with equal
 outputs are the same program, whatever tensors they run on. Operators that have nothing but externals in common (the
 steps of an optimizer for different parameters) are separate parts; parts with equal code share one executable, so
 that a hundred equal parameters compile once.
 
 An external that nobody needs afterwards may be donated: the program then writes one of its outputs into that memory.
-Which output, if any, follows from the code (`Chunk.aliases`); which externals are donated is part of the program's key.
+Which output, if any, follows from the code (`Segment.aliases`); which externals are donated is part of the key of the
+program.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ else:
 
 # Programs kept in memory; the least recently used are forgotten.
 MOST_PROGRAMS = 4096
-# So many programs of one chunk that differ in what is donated.
+# So many programs of one segment that differ in what is donated.
 MOST_DONATIONS = 16
 
 
 @dataclass(frozen=True)
 class Node:
-    """An operator of a chunk: its plan, where its values come from, the slot of its first result, and who called it."""
+    """An operator of a segment: its plan, where its values come from, the slot of its first result, its call site."""
 
     plan: Plan
     wires: tuple[int, ...]
@@ -69,11 +70,11 @@ class CompiledSegment:
 
 @dataclass(frozen=True)
 class SegmentProgram:
-    """A program of a chunk.
+    """A program of a segment.
 
     Attributes:
-        numbered: positions in the chunk of its operators that take numbers, with their dtypes.
-        externals: which of the chunk's externals it takes; `donated` are those whose memory it reuses.
+        numbered: positions in the segment of its operators that take numbers, with their dtypes.
+        externals: which of the segment's externals it takes; `donated` are those whose memory it reuses.
         outputs: the slots of its results.
     """
 
@@ -91,7 +92,7 @@ Code = tuple[tuple[int, ...], tuple[int, ...]]
 Donations = tuple[tuple[int, int], ...]
 
 
-class Chunk:
+class Segment:
     """A run of recorded operators of which some slots are wanted.
 
     Attributes:
@@ -125,17 +126,17 @@ class Chunk:
         return program
 
 
-_chunks: Recent[Code, Chunk] = Recent(MOST_PROGRAMS)
+_segments: Recent[Code, Segment] = Recent(MOST_PROGRAMS)
 _compiled: Recent[tuple[Code, Donations], CompiledSegment] = Recent(MOST_PROGRAMS)
 _lock = threading.RLock()
 
 
-def find(code: tuple[int, ...], outputs: tuple[int, ...], plans: Sequence[Plan], places: Sequence[CallSite]) -> Chunk:
+def find(code: tuple[int, ...], outputs: tuple[int, ...], plans: Sequence[Plan], places: Sequence[CallSite]) -> Segment:
     """What is known of a run of operators."""
     key = (code, outputs)
     with _lock:
-        found = _chunks.find(key)
-        return _chunks.keep(key, Chunk(key, plans, places)) if found is None else found
+        found = _segments.find(key)
+        return _segments.keep(key, Segment(key, plans, places)) if found is None else found
 
 
 def arguments(program: Program, externals: Sequence[Buffer], numbers: Sequence[ScalarArguments]) -> list[list[Buffer]]:
@@ -154,7 +155,7 @@ def arguments(program: Program, externals: Sequence[Buffer], numbers: Sequence[S
 def clear() -> None:
     """Forgets every program."""
     with _lock:
-        _chunks.clear()
+        _segments.clear()
         _compiled.clear()
 
 
@@ -191,7 +192,7 @@ def _nodes(code: Sequence[int], plans: Sequence[Plan], places: Sequence[CallSite
 
 
 def _parts(nodes: Sequence[Node], outputs: Sequence[int], aliases: Mapping[int, int]) -> Program:
-    """The programs of a chunk. What nobody asked for is left out.
+    """The programs of a segment. What nobody asked for is left out.
 
     Args:
         aliases: the output slot that takes the memory of each donated external.
@@ -297,7 +298,7 @@ def _aliases(nodes: Sequence[Node], needed: Sequence[int], outputs: Sequence[int
 
 
 def _renumbered(code: Sequence[int], nodes: Sequence[Node], members: Sequence[int]) -> list[Node]:
-    """Some of a chunk's operators as a chunk of their own."""
+    """Some of a segment's operators as a segment of their own."""
     return _nodes(code, [nodes[n].plan for n in members], [nodes[n].place for n in members])
 
 
@@ -335,7 +336,7 @@ def _components(nodes: Sequence[Node], members: Sequence[int]) -> list[list[int]
 
 
 def _canonical(nodes: Sequence[Node], members: Sequence[int], wanted: set[int]) -> tuple[Code, list[int], list[int]]:
-    """The code of some of a chunk's operators by themselves, the externals they take, the wanted slots they fill."""
+    """The code of some of a segment's operators by themselves, the externals they take, the wanted slots they fill."""
     code: list[int] = []
     externals: dict[int, int] = {}
     slots: dict[int, int] = {}

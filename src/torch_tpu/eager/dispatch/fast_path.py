@@ -20,6 +20,9 @@ PLAIN = frozenset({int, str, type(None), torch.dtype})
 # In a key, before a tensor: it shares the storage of the tensor before it. Where the key does not tell what shares a
 # storage, the plan is one for separate storages, which is right all the same, because nothing is written.
 SHARED = object()
+# In a key, behind the type of a number that not every dtype of integers has; the others need no look at them.
+ANY = object()
+LAST_INT8 = torch.iinfo(torch.int8).max
 
 
 def keep(key: list[Any], plan: Plan | Unsupported, call: CallSignature) -> None:

@@ -11,9 +11,9 @@ from torch._ops import OpOverload
 
 from torch_tpu import hooks, metrics
 from torch_tpu.eager import mode
-from torch_tpu.eager.deferred import deferred_graph
+from torch_tpu.eager.deferred import thread_graphs
 from torch_tpu.eager.dispatch import fast_path
-from torch_tpu.eager.dispatch.fast_path import PLAIN, SHARED
+from torch_tpu.eager.dispatch.fast_path import ANY, LAST_INT8, PLAIN, SHARED
 from torch_tpu.eager.dispatch.launch import launch
 from torch_tpu.eager.host import scalar_check, shape_churn
 from torch_tpu.eager.host.fallback import as_cpu_raises, policy, run_on_cpu
@@ -116,6 +116,8 @@ class Operator:
                 or (t.__class__ is int and t <= LAST_INT64)
             ):
                 key.append(t.__class__)
+                if not 0 <= t <= LAST_INT8:
+                    key.append(ANY)
                 data.append(t)
             elif t.__class__ in PLAIN and (is_data is False or t is None):
                 key.append(t)
@@ -169,8 +171,11 @@ class Operator:
             return self._call_any(args, kwargs, None)
 
     def _looks_at_numbers(self, sig: CallSignature) -> bool:
-        """Whether numbers that a simple call may have can be wrong ones."""
-        return bool(sig.data) and (self.has_domain or not all(t.dtype.is_floating_point for t in sig.tensors))
+        """Whether numbers of a simple call with the same key can be wrong ones."""
+        if not sig.data or all(t.dtype.is_floating_point for t in sig.tensors):
+            return bool(sig.data) and self.has_domain
+        in_all = all(0 <= n <= LAST_INT8 for n in sig.data)
+        return self.has_domain or not in_all or any(t.dtype is torch.bool for t in sig.tensors)
 
     def _new_plan(
         self, key: tuple[Any, ...], sig: CallSignature, args: tuple[Any, ...], kwargs: dict[str, Any], few: bool
@@ -256,7 +261,7 @@ class ListOperator(Operator):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         count = self._entries(args, kwargs)
         if mode.fused and count > 1:
-            with deferred_graph.current().one_call():
+            with thread_graphs.current().one_call():
                 returned = self._in_groups([[i] for i in range(count)], args, kwargs)
         elif count > LONGEST_LIST:
             returned = self._in_groups(_equal_groups(args[0]), args, kwargs)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from torch_tpu.eager.deferred import deferred_graph
+from torch_tpu.eager.deferred import thread_graphs
 from torch_tpu.eager.host.fallback import as_cpu_raises, cpu_error, run_on_cpu
 from torch_tpu.eager.host.memory_overlap import check_overlap
 from torch_tpu.eager.kernel_table import HANDWRITTEN
@@ -63,7 +63,7 @@ class OutKernel:
                 raise_as_cpu(self.func, args, kwargs)
         bound = [given.get(a.name, a.default) for a in signature(self.functional).arguments]
         positional, keyword = unbind(self.functional, bound)
-        recording = deferred_graph.current()
+        recording = thread_graphs.current()
         first = recording.next_slot()
         try:
             results = call(self.functional, positional, keyword)

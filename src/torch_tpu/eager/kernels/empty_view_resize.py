@@ -77,7 +77,7 @@ def empty_strided(
     pin_memory: bool | None = None,
 ) -> torch.Tensor:
     dtype = _checked(device, layout, dtype)
-    if min(*size, *stride, 0) < 0:
+    if min((*size, *stride, 0)) < 0:
         torch.empty_strided(size, stride, dtype=dtype, device="cpu")  # raises
     return _empty(tuple(size), tuple(stride), dtype)
 

@@ -34,6 +34,7 @@ HANDWRITTEN_MODULES = (
     "torch_tpu.eager.kernels.dynamic_size",
     "torch_tpu.eager.kernels.recurrent_layers",
     "torch_tpu.eager.kernels.least_squares",
+    "torch_tpu.eager.kernels.cpu_warnings",
     "torch_tpu.eager.kernels.host_only",
     "torch_tpu.eager.kernels.fake_quantize_observer",
 )

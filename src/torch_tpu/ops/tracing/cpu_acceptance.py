@@ -9,6 +9,7 @@ are not tried.
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any
 
 import torch
@@ -29,22 +30,26 @@ _NOT_OF_THE_CALL = re.compile(r"Could not run|[Pp]rivate[Uu]se1|out of bounds|fo
 # What accelerators take and the CPU has no kernel for: Transformers counts integers wherever it is not on a CPU.
 _TAKE_MORE = frozenset({"aten::histc"})
 # Operators some of whose numbers have a domain of their own.
-_WITH_DOMAIN = frozenset(
-    {"celu", "histc", "huber_loss", "linspace", "logspace", "renorm", "smooth_l1_loss", "softshrink"}
-)
+_WITH_DOMAIN = frozenset({"celu", "histc", "linspace", "logspace", "renorm", "softshrink"})
 # What the CPU calls an operator that is the device's alone.
 _ON_CPU: dict[OpOverload, OpOverload] = {
     torch.ops.aten.convolution_overrideable.default: torch.ops.aten.convolution.default
 }
 # They take floats of one dtype, and long to try.
 _COSTLY = re.compile(r"aten::(convolution|_?linalg_)")
+# The CPU would warn, and the kernel does so itself (`eager.kernels.cpu_warnings`); meta kernels know their dtypes.
+_WARNING = re.compile(r"aten::(var|std)(_mean)?$")
 # Calls that the CPU takes: the operator, dtypes and all that is no tensor.
 _accepted: set[tuple[OpOverload, str]] = set()
 _MOST_ACCEPTED = 4096
 # Private kernels that look at every entry they are given, as the public ones do that they serve.
-_CHECKED_PRIVATE = re.compile("_foreach_|_softmax$|_log_softmax$|_to_copy|_adaptive_avg_pool")
+_CHECKED_PRIVATE = re.compile(
+    "_foreach_|_softmax$|_log_softmax$|_to_copy|_adaptive_avg_pool|_native_batch_norm_legit|_batch_norm_(with|no)_update"
+)
 # They take tensors of any sizes, as long as the equal ones are equal, and no sizes as numbers.
-_ANY_SIZES = re.compile("(mm|addmm|bmm|baddbmm|mv|addmv|dot|native_batch_norm)_?$")
+_ANY_SIZES = re.compile(
+    r"((mm|addmm|bmm|baddbmm|mv|addmv|dot|native_batch_norm)_?|_native_batch_norm_legit\w*|_batch_norm_(with|no)_update\w*)$"
+)
 _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
@@ -62,6 +67,8 @@ def check_kinds(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any])
     if func.namespace != "aten" or not (any(True for _ in tensors([args, kwargs])) or has_domain(func)):
         return
     func = on_cpu(func)
+    if _WARNING.match(func._schema.name):
+        return
     unusual = _is_unusual([*args, *kwargs.values()])
     if not unusual and _COSTLY.match(func._schema.name):
         return
@@ -134,6 +141,7 @@ def _is_about_number(
     return _tried(func, *unbind(func, ones), sizes) is None
 
 
+@cache
 def has_domain(func: OpOverload) -> bool:
     """Whether an operator refuses some numbers that its tensors' dtypes could hold."""
     return func._schema.name.partition("::")[2].rstrip("_").removesuffix("_backward") in _WITH_DOMAIN
