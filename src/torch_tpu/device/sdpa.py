@@ -28,8 +28,6 @@ def scaled_dot_product_attention(
     else is brought to that form where it can be, and else goes to PyTorch's composite of matmul, softmax and dropout.
     """
     _validate(query, key, value, attn_mask, dropout_p, is_causal)
-    if not dropout_p > 0:
-        dropout_p = 0.0  # negative ones, and NaN, are none on the CPU
     if _fused_enabled() and _fits(query, key, value, enable_gqa):
         if attn_mask is not None:
             _validate_dimensions(attn_mask, query, dropout_p)
@@ -96,7 +94,7 @@ def _validate(
             "Expected query, key, and value to all be at least 2 dimensional, but got query.dim: "
             f"{query.dim()}, key.dim: {key.dim()} and value.dim: {value.dim()} instead."
         )
-    if dropout_p > 1:
+    if not 0 <= dropout_p <= 1:
         raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {dropout_p:g}")
     if attn_mask is None:
         return
