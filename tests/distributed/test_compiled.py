@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,6 +133,46 @@ def check_programs() -> None:
 def test_eager_collectives_as_programs() -> None:
     with world(2, environment={"TORCH_TPU_COLLECTIVES": "xla"}) as processes:
         processes.run(check_programs)
+
+
+def summed(ranks: list[int]) -> tuple[str, float, float]:
+    """The name of a new group, and the sum of the ranks' numbers in it, 10 and 11: by a program, and in a graph."""
+    group = dist.new_group(ranks)
+    if dist.get_rank() not in ranks:
+        return group_name(group), 0.0, 0.0
+    x = torch.full((3,), 10.0 + dist.get_rank(), device="tpu")
+    eager = fc.all_reduce(x, "sum", group).sum().item() / 3
+    compiled = torch.compile(lambda x: fc.all_reduce(x, "sum", group) + 0, fullgraph=True)
+    return group_name(group), eager, compiled(x)[0].item()
+
+
+def group_name(group: Any) -> str:
+    return str(getattr(group, "group_name", ""))
+
+
+def check_a_name_of_other_ranks() -> None:
+    """A later world of the same processes gives the first group's name to other ranks."""
+    rank = dist.get_rank()
+    first = summed([0])
+    assert first[1:] == ((10.0, 10.0) if rank == 0 else (0.0, 0.0))
+    store = dist.PrefixStore("again", dist.distributed_c10d._get_default_store())
+    dist.destroy_process_group()
+    dist.init_process_group("tpu_dist", store=store, rank=rank, world_size=2)
+    second = summed([0, 1])
+    assert second[1:] == (21.0, 21.0)
+    if rank == 0:
+        assert first[0] == second[0] != ""
+
+
+def test_a_name_is_given_to_other_ranks_by_a_later_world_or_job(tmp_path: Path) -> None:
+    """Programs are kept by the ranks they run on: a group's name is used again, here and in what is on disk."""
+    environment = {"TORCH_TPU_COLLECTIVES": "xla", "TORCH_TPU_CACHE_DIR": str(tmp_path)}
+    with world(2, environment=environment) as processes:
+        assert [found[1:] for found in processes.run(summed, [0])] == [(10.0, 10.0), (0.0, 0.0)]
+    with world(2, environment=environment) as processes:
+        assert [found[1:] for found in processes.run(summed, [0, 1])] == [(21.0, 21.0)] * 2
+    with world(2, environment=environment) as processes:
+        processes.run(check_a_name_of_other_ranks)
 
 
 def check_by_operator() -> int:

@@ -50,7 +50,7 @@ def frequency() -> int | str:
 
 
 class Agreement:
-    """Of one group.
+    """Compares the calls of one group's ranks.
 
     Args:
         timeout: how long other ranks may take to come.
@@ -129,7 +129,11 @@ class Agreement:
         return ""
 
     def compare_programs(self, ranks: Sequence[int], number: int, title: str) -> str:
-        """Whether these ranks compile the same program, the so-manyth of theirs together; says how they differ."""
+        """Says how the programs differ that these ranks compile now; "" where they are the same.
+
+        Args:
+            number: how many programs these ranks have compiled together, this one included.
+        """
         place = user_lines.where(user_lines.here_or_backward())
         prefix = f"program/{'_'.join(map(str, ranks))}/{number}/"
         own = self._ranks[self._rank]

@@ -56,8 +56,8 @@ def _write(targets: Tensors, results: Tensors) -> None:
         write(target, value_of(result.untyped_storage()))
 
 
-class _Face:
-    """What `_get_backend` gives for the device: answers to the questions that PyTorch asks a C++ backend."""
+class _Backend:
+    """What `_get_backend` gives for the device: what PyTorch asks a C++ backend for."""
 
     supports_splitting = True
     supports_coalescing = False
@@ -107,7 +107,7 @@ class TpuProcessGroup(_ProcessGroup):
         self.timeout = timeout
         self._own_store = store
         self._splits = 0
-        self._face = _Face(self)
+        self._backend = _Backend(self)
         for_cpu, self.gloo = (
             c10d.ProcessGroupGloo(dist.PrefixStore(f"{name}/", store), rank, size, timeout) for name in ("cpu", "tpu")
         )
@@ -138,7 +138,7 @@ class TpuProcessGroup(_ProcessGroup):
         return self.rank()
 
     def _get_backend(self, device: torch.device) -> Any:
-        return self._face if torch.device(device).type == "tpu" else super()._get_backend(device)
+        return self._backend if torch.device(device).type == "tpu" else super()._get_backend(device)
 
     # --- reductions --------------------------------------------------------------------------------------------------
 

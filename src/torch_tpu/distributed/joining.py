@@ -1,5 +1,6 @@
-"""Makes this process's client one of the world, for programs that communicate: prepared with the first group, done
-when the first such program is compiled.
+"""Replaces this process's client by one of the world, for programs that communicate.
+
+A thread prepares it when the first group is made; it is used from the first such program on.
 
 What the old client holds moves without being copied: the new one's buffers lie over the same memory. Its programs are
 compiled anew, or found in the disk cache.
@@ -37,7 +38,7 @@ def engine() -> str:
 
 
 class Joining:
-    """The way of this process into a world, which a thread prepares: all ranks do so when they make their first group.
+    """Connects this process with a world, in a thread: all ranks do so when they make their first group.
 
     Args:
         store: of the group of all ranks.
@@ -125,4 +126,6 @@ def prepare(store: Any, rank: int, size: int, agreement: Agreement) -> None:
     """Begins to join the world of the first group, if this process runs on XLA:CPU and may use XLA's collectives."""
     chosen = platform.choose(os.environ)
     if engine() != "gloo" and size > 1 and chosen.name == "cpu" and chosen.plugin_path is None:
+        if process_client.is_initialised():
+            process_client.client().is_of_world = False  # another world's has ended; programs of this one join this one
         hooks.join_world = Joining(dist.PrefixStore("world/", store), rank, size, agreement).join

@@ -16,7 +16,7 @@ _FOREVER = datetime.timedelta(days=365)
 
 
 class Lifelines:
-    """Of one group; a rank is watched from the first question on."""
+    """Watches the ranks of one group, each from the first question about it on."""
 
     def __init__(self, gloo: Any) -> None:
         self._gloo = gloo

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 
 from torch_tpu.distributed import host_engine
 from torch_tpu.distributed.job import Job
 from torch_tpu.distributed.reductions import reduction
 from torch_tpu.eager.dispatch.operator import as_program
+from torch_tpu.hlo.communication import Group
 from torch_tpu.runtime.process_client import client
 from torch_tpu.tensor import transfer
 from torch_tpu.tensor.storage import value_of
@@ -56,7 +58,9 @@ class Launched:
 
 def _run(group: TpuProcessGroup, name: str, given: torch.Tensor, *args: Any) -> torch.Tensor:
     func = getattr(torch.ops._c10d_functional, name).default
-    result: torch.Tensor = as_program(func)(given, *args, group.group_name)
+    # Not by its name: other jobs, and later groups of this one, give that to other ranks, and programs are kept.
+    members = str(Group(group.ranks, dist.get_world_size()))
+    result: torch.Tensor = as_program(func)(given, *args, members)
     return result
 
 

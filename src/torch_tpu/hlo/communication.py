@@ -7,6 +7,7 @@ An operation is built for the group that it is called for; `hlo.replicas` adds t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +33,15 @@ class Group:
     @property
     def size(self) -> int:
         return len(self.ranks)
+
+    def __str__(self) -> str:
+        return f"ranks {','.join(map(str, self.ranks))} of {self.world}"
+
+    @classmethod
+    def described(cls, text: str) -> Group | None:
+        """The group that `str` describes so; None for any other text."""
+        found = re.fullmatch(r"ranks ([\d,]+) of (\d+)", text)
+        return None if found is None else cls(list(map(int, found[1].split(","))), int(found[2]))
 
 
 def _noted(operation: Any, group: Group) -> Any:

@@ -31,7 +31,10 @@ _OF_BOOL = {"sum": hlo.or_, "max": hlo.or_, "product": hlo.and_, "min": hlo.and_
 
 
 def group_of(name: Any) -> Group:
-    """The ranks of a group of `torch.distributed`, by its name or itself."""
+    """The ranks of a group of `torch.distributed`, by its name or itself, or as `Group` describes them."""
+    described = Group.described(name) if isinstance(name, str) else None
+    if described is not None:
+        return described
     found: Any = c10d._resolve_process_group(name) if isinstance(name, str) else name  # type: ignore[arg-type]
     return Group(dist.get_process_group_ranks(found), dist.get_world_size())
 

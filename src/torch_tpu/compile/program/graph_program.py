@@ -143,6 +143,8 @@ class GraphProgram:
             self.constants = [_resident(t) for t in self.literals]
         self._is_backward = is_backward
         self._recall: Recall | None = None
+        # The ranks of its groups at the last call: a name may be given to other ranks in another world.
+        self._known_members: tuple[str, ...] = ()
         # Where tracing failed, of each signature that no program can express; forgotten later than what is known of it.
         self._stuck: Recent[Any, tuple[Node | None]] = Recent(2 * plan_table.MOST_PLANS)
         self._cuts: dict[Node, Cut] = {}
@@ -181,10 +183,13 @@ class GraphProgram:
         """The same with the ranks that its groups have now: their names are used again in other worlds."""
         if not self._identity or not self._facts.groups:
             return self._identity
+        return f"{self._identity} {self._members()}"
+
+    def _members(self) -> tuple[str, ...]:
+        """The ranks of its groups now."""
         from torch_tpu.ops.collectives import group_of
 
-        groups = [(name, group_of(name)) for name in self._facts.groups]
-        return f"{self._identity} {[(name, group.ranks, group.world) for name, group in groups]}"
+        return tuple(f"{name}: {group_of(name)}" for name in self._facts.groups)
 
     def __call__(self, *args: Any) -> Any:
         if hooks.forked is not None:
@@ -194,11 +199,14 @@ class GraphProgram:
         if self.border.refused:
             return self._by_operator(self.border.refused, args)
         everything = [*self.constants, *(self.border.enter(args) if self.border else args)]
+        members = self._members() if self._facts.groups else ()
+        if members != self._known_members:
+            self._recall, self._known_members = None, members
         if self._recall is not None:
             known = self._recall.signature(everything)
             if known is not None:
                 return self._run(self._recall.plan, known, args)
-        sig = CallSignature([self, uninitialised.is_filled()])
+        sig = CallSignature([self, uninitialised.is_filled(), *members])
         first = len(self.constants)
         for i, value in enumerate(everything):
             sig.argument(int(value) if isinstance(value, torch.SymInt) else value, i - first in self._facts.numbers)

@@ -192,12 +192,12 @@ class Operator:
                 lambda: check_kinds(self.func, args, kwargs),
             )
         except Exception as error:
-            known: Exception | None = as_cpu_raises(self.func, args, kwargs, error)
+            known = as_cpu_raises(self.func, args, kwargs, error)
             try:
                 if known is not error or policy() == "error" or isinstance(error, torch.OutOfMemoryError):
                     raise known from None
             finally:
-                known = None  # an error that its own traceback refers to keeps the call's tensors alive
+                del known  # an error that its own traceback refers to keeps the call's tensors alive
             # The CPU takes it: some meta kernels refuse more.
             plan = plan_table.keep(key, plan_table.Unsupported(f"{type(error).__name__}: {error}"))
         if kind is not None:
