@@ -107,3 +107,16 @@ def test_an_operator_of_another_library(monkeypatch: pytest.MonkeyPatch) -> None
         library.define("nowhere(Tensor x) -> Tensor")
         with pytest.raises(NotImplementedError, match="no CPU kernel"):
             torch.ops.torch_tpu_test.nowhere(x)
+
+
+def test_what_is_written_though_the_schema_does_not_say_so_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Running statistics of a batch_norm that runs on the CPU."""
+    monkeypatch.setenv("TORCH_TPU_FALLBACK", "allow")
+    x, settings = torch.randn(4, 3, 5), (True, 0.1, 1e-5)
+    mean, variance = torch.zeros(3), torch.ones(3)
+    want = torch.native_batch_norm(x, None, None, mean, variance, *settings)[0]
+    on_device = [t.to("tpu") for t in (torch.zeros(3), torch.ones(3))]
+    args = (x.to("tpu"), None, None, *on_device, *settings)
+    got = fallback.run_on_cpu(torch.ops.aten.native_batch_norm.default, args, {}, "of a test")[0]
+    for found, known in zip((got, *on_device), (want, mean, variance), strict=True):
+        torch.testing.assert_close(found.cpu(), known, rtol=0, atol=0)

@@ -20,7 +20,7 @@ from torch_tpu.metrics import user_lines
 from torch_tpu.metrics.user_lines import CallSite
 from torch_tpu.metrics.user_warnings import warn
 from torch_tpu.ops.core.argument_mapper import cpu_error_with, mapped, mapped_back, once, tensors
-from torch_tpu.ops.core.schema import bind, call, signature
+from torch_tpu.ops.core.schema import call
 from torch_tpu.ops.tracing.cpu_acceptance import on_cpu
 from torch_tpu.runtime.process_client import client
 from torch_tpu.tensor.errors import no_such_tensors
@@ -42,7 +42,8 @@ def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], 
         NotImplementedError: where `TORCH_TPU_FALLBACK=error`, or there is no CPU kernel either.
     """
     name = func.name()
-    shared = any(shares_elements(t.shape, t.stride()) for t in copied_arguments.written_tensors(func, args, kwargs))
+    written = list(copied_arguments.written_tensors(func, args, kwargs))
+    shared = any(shares_elements(t.shape, t.stride()) for t in written)
     if shared and client().runs:
         place = user_lines.here_or_backward()
         with metrics.waiting("operator on the CPU"):
@@ -59,15 +60,13 @@ def run_on_cpu(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], 
     # What the CPU or the device refuses is no matter of the fallback.
     admit(name, reason, user_lines.here_or_backward())
     if not shared:
-        for t in _written(func, args, kwargs):
+        for t in written:
             _write_back(t, moved[id(t)])
     originals = {id(moved[id(t)]): t for t in tensors((args, kwargs)) if t.is_tpu}
     return mapped_back(result, originals, _on_device)
 
 
 def _write_back(t: torch.Tensor, host: torch.Tensor) -> None:
-    if not t.is_tpu:  # type: ignore[attr-defined]
-        return
     if host.device.type == "meta":
         host = torch.zeros((), dtype=host.dtype).expand(host.shape)
     if t.shape != host.shape:
@@ -140,7 +139,7 @@ def cpu_error(
         before_reading: called before the device's tensors are read.
     """
     func = on_cpu(func)
-    written = {id(t) for t in _written(func, args, kwargs)}
+    written = {id(t) for t in copied_arguments.written_tensors(func, args, kwargs)}
 
     def stand_in(t: torch.Tensor) -> torch.Tensor:
         # A large tensor is one element seen many times, which costs nothing, unless it is to be written.
@@ -159,12 +158,6 @@ def cpu_error(
     if client().runs:
         return cpu_error_with(func, args, kwargs, copy)
     return None if str(error) == "ZeroDivisionError" else error  # there are no contents to ask
-
-
-def _written(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors among the arguments that the schema says are written."""
-    bound = zip(signature(func).arguments, bind(func, args, kwargs), strict=True)
-    return [t for argument, value in bound if argument.is_written for t in tensors(value)]
 
 
 def _check_kind(result: Any, name: str) -> None:
